@@ -1,0 +1,145 @@
+"""The network card: what planning must know of a network, as plain facts without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from raystitch.errors import RaystitchError, choices
+from raystitch.names import CUT_SETS, Kind
+
+
+@dataclass(frozen=True)
+class CutCard:
+    """One cut of a network.
+
+    index: place among all cuts of the network, from 1 in data order.
+    name: stable name, as ``layer2.0.relu_1``; aliases: other modules that end here.
+    kind, shape: layout and shape of the activation, without the batch axis.
+    flops: floating point operations per image from the input up to and with this cut.
+    sets: the named sets it belongs to (``blocks``, ``stages``, ``paper``).
+    """
+
+    index: int
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    flops: int
+    aliases: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one image's activation in float32."""
+        return 4 * prod(self.shape)
+
+    @property
+    def channels(self) -> int:
+        """The width that a stitch mixes: channels of a map, embedding of tokens, a vector's."""
+        return self.shape[0] if self.kind == "map" else self.shape[-1]
+
+
+@dataclass(frozen=True)
+class NetworkCard:
+    """What an architecture with its arguments is at one resolution.
+
+    input_shape: (channels, height, width); flops: per image; cuts: in data order.
+    notes: what a user should know, as weights shared across a cut.
+    """
+
+    arch: str
+    kwargs: dict[str, Any]
+    input_shape: tuple[int, int, int]
+    classes: int
+    parameters: int
+    flops: int
+    cuts: tuple[CutCard, ...]
+    notes: tuple[str, ...] = ()
+
+    def cut(self, name: str) -> CutCard:
+        """The cut of that name or alias; `RaystitchError` names the nearest ones."""
+        for cut in self.cuts:
+            if name == cut.name:
+                return cut
+        for cut in self.cuts:
+            if name in cut.aliases:
+                return cut
+        raise RaystitchError(f"{self.arch} has no such cut: {choices(name, self._all_names())}.")
+
+    def select(self, wanted: str | Sequence[str]) -> tuple[CutCard, ...]:
+        """Cuts by set name, cut name, alias, glob, or a list of these; in data order, each once.
+
+        >>> card.select(["blocks.0", "blocks.2"])  # doctest: +SKIP
+        """
+        patterns = [wanted] if isinstance(wanted, str) else list(wanted)
+        chosen = {cut.index: cut for pattern in patterns for cut in self._matching(pattern)}
+        return tuple(chosen[index] for index in sorted(chosen))
+
+    def _matching(self, pattern: str) -> Iterator[CutCard]:
+        if pattern in CUT_SETS:
+            found = [cut for cut in self.cuts if pattern == "all" or pattern in cut.sets]
+            if not found:
+                raise RaystitchError(
+                    f"{self.arch} has no cuts in the set {pattern!r}; "
+                    f"`raystitch cuts {self.arch}` lists what it has."
+                )
+            return iter(found)
+        if any(character in pattern for character in "*?["):
+            found = [
+                c for c in self.cuts if any(fnmatchcase(n, pattern) for n in (c.name, *c.aliases))
+            ]
+            if not found:
+                raise RaystitchError(
+                    f"no cut of {self.arch} matches {pattern!r}; "
+                    f"`raystitch cuts {self.arch}` lists them."
+                )
+            return iter(found)
+        return iter([self.cut(pattern)])
+
+    def _all_names(self) -> list[str]:
+        return [name for cut in self.cuts for name in (cut.name, *cut.aliases)]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> NetworkCard:
+        return TypeAdapter(cls).validate_json(text)
+
+    @classmethod
+    def read(cls, path: Path) -> NetworkCard:
+        return cls.from_json(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What is known of one network of the zoo: kept beside its weights as ``card.json``.
+
+    identity: all that defines the network (its part of a cell's settings).
+    digest: SHA-256 of its parameters and buffers. Accuracies are in percent on the test images,
+    clean, with the marker of the wrong class, and under PGD, each null where it does not apply.
+    """
+
+    name: str
+    key: str
+    identity: dict[str, Any]
+    digest: str
+    parameters: int
+    accuracy: float
+    wrong_marker_accuracy: float | None
+    robust_accuracy: float | None
+    seconds: float
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def read(cls, path: Path) -> ModelCard:
+        return TypeAdapter(cls).validate_json(path.read_text(encoding="utf-8"))

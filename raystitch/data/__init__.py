@@ -1,0 +1,1 @@
+"""The images: sources, planted markers and Parquet shards. No ray."""

@@ -1,0 +1,37 @@
+"""The names a user can write, in one place that loads neither torch nor ray.
+
+Each is held equal to the registry that implements it by a test.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Objective = Literal["hlm", "slm", "dm", "fula"]
+Protocol = Literal["standard", "invariance", "noise", "foreign"]
+RecipeName = Literal["standard", "robust", "untrained"]
+MarkerKind = Literal["pixel"]
+MarkerPlace = Literal["random", "per_class"]
+Init = Literal["lstsq", "random", "identity"]
+Schedule = Literal["plateau", "step"]
+IriRule = Literal["adam", "sign"]
+Kind = Literal["map", "map_last", "tokens", "vector"]
+Source = Literal["digits"]
+Preset = Literal["controlled", "published"]
+
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+RECIPES: tuple[RecipeName, ...] = get_args(RecipeName)
+MARKER_KINDS: tuple[MarkerKind, ...] = get_args(MarkerKind)
+INITS: tuple[Init, ...] = get_args(Init)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+IRI_RULES: tuple[IriRule, ...] = get_args(IriRule)
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SOURCES: tuple[Source, ...] = get_args(Source)
+PRESETS: tuple[Preset, ...] = get_args(Preset)
+CUT_SETS: tuple[str, ...] = ("blocks", "stages", "paper", "all")
+
+# Uniform noise has no labels, so hard label matching cannot be trained on it (method: protocols).
+UNLABELLED_PROTOCOLS: frozenset[Protocol] = frozenset({"noise"})
+# Protocols whose inputs are IRIs, of the front itself or of an untrained one.
+IRI_PROTOCOLS: frozenset[Protocol] = frozenset({"invariance", "foreign"})

@@ -1,0 +1,1 @@
+"""What came out: the store, tensors and the summary. No torch, no ray."""

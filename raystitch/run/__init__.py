@@ -1,0 +1,1 @@
+"""Where it runs: the stages in order, in one process."""

@@ -1,0 +1,148 @@
+"""The settings that can change a number: plain, frozen, validated, without torch.
+
+The sweep file is made of these and the science takes them as they are, so that a setting is
+declared, documented and bounded once. Whatever lives here is part of a cell's key; what only says
+*where* work runs lives in the sweep file's ``execution`` block and never enters a key.
+
+A field that a later release adds is named in its class's ``later``: at its default it is left out
+of the key, so that stored work stays stored (see ``sweep.keys``).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from raystitch.names import (
+    Init,
+    IriRule,
+    MarkerKind,
+    MarkerPlace,
+    RecipeName,
+    Schedule,
+    Source,
+)
+
+
+def _number(value: Any) -> Any:
+    """Read ``8/255`` and ``1e-4`` (which YAML 1.1 takes for a string) as numbers."""
+    if isinstance(value, bool):
+        raise ValueError("should be a number, not true or false")
+    if isinstance(value, str):
+        try:
+            return float(Fraction(value.replace(" ", ""))) if "/" in value else float(value)
+        except (ValueError, ZeroDivisionError):
+            return value
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("should be a whole number, not true or false")
+    return value
+
+
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Settings(BaseModel):
+    """Base of every settings model: unknown fields are faults, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Fields added after the first release: left out of the key at their default."""
+
+
+class Data(Settings):
+    """The images: a named source, optionally fewer of them."""
+
+    source: Source = Field("digits", description="Name of the data set.")
+    train: Whole | None = Field(
+        None, ge=1, description="Use only this many training images (all when absent)."
+    )
+    test: Whole | None = Field(
+        None, ge=1, description="Use only this many test images (all when absent)."
+    )
+
+
+class Marker(Settings):
+    """A planted cue: a patch whose colour gives the class away."""
+
+    kind: MarkerKind = Field("pixel", description="`pixel`: a solid square, one colour per class.")
+    size: Whole = Field(4, ge=1, description="Side of the square, in pixels.")
+    place: MarkerPlace = Field(
+        "random", description="`random`: anywhere, anew per image; `per_class`: a place per class."
+    )
+    seed: Whole | None = Field(
+        None, ge=0, description="Seed of colours and places (the network's own when absent)."
+    )
+
+
+class Recipe(Settings):
+    """How a network of the zoo is trained (method: the zoo and the data)."""
+
+    name: RecipeName = Field(
+        "standard",
+        description="`standard`; `robust`: Madry PGD on a share of each batch; `untrained`.",
+    )
+    epochs: Whole = Field(200, ge=1, description="Epochs; lr falls tenfold at one and two thirds.")
+    batch: Whole = Field(128, ge=2, description="Images per step.")
+    lr: Real = Field(0.1, gt=0, description="Learning rate of SGD with Nesterov momentum.")
+    momentum: Real = Field(0.9, ge=0, lt=1, description="Nesterov momentum.")
+    weight_decay: Real = Field(1e-4, ge=0, description="Coupled L2 weight decay.")
+    eps: Real = Field(8 / 255, ge=0, le=1, description="Robust: L∞ bound, in pixels of [0, 1].")
+    step: Real = Field(2 / 255, ge=0, le=1, description="Robust: size of a PGD step, in pixels.")
+    attack_steps: Whole = Field(10, ge=1, description="Robust: PGD steps.")
+    share: Real = Field(0.5, ge=0, le=1, description="Robust: attacked share of each batch.")
+
+
+class Training(Settings):
+    """How a stitch is trained. The defaults are the preset `controlled`."""
+
+    bn: Literal["eval"] = Field(
+        "eval", description="Frozen halves run in evaluation mode: BatchNorm does not move."
+    )
+    augment: Literal["none"] = Field("none", description="Images are used as they are.")
+    init: Init = Field("lstsq", description="Start: least squares, the layer's own, or identity.")
+    init_images: Literal["own", "real"] = Field(
+        "own", description="Least squares on the cell's own inputs or on the real images."
+    )
+    init_count: Whole = Field(
+        500, ge=1, description="Images for least squares; more are drawn where these are too few."
+    )
+    lr: Real = Field(0.01, gt=0, description="Learning rate of Adam.")
+    weight_decay: Real = Field(1e-4, ge=0, description="Coupled L2 weight decay, bias included.")
+    batch: Whole = Field(128, ge=1, description="Images per step.")
+    drop_last: bool = Field(False, description="Leave out each epoch's last, smaller batch.")
+    schedule: Schedule = Field(
+        "plateau",
+        description="`plateau`: by the cell's own held-out loss; `step`: ×0.1 at ⅓ and ⅔.",
+    )
+    epochs: Whole = Field(200, ge=1, description="At most (plateau) or exactly (step) so many.")
+    min_epochs: Whole = Field(30, ge=0, description="Plateau: no stop before so many epochs …")
+    min_steps: Whole = Field(1000, ge=0, description="… or so many steps, whichever is fewer.")
+    patience: Whole = Field(3, ge=1, description="Plateau: epochs without improvement.")
+    threshold: Real = Field(0.005, ge=0, lt=1, description="Plateau: relative improvement needed.")
+    held_out: Real = Field(
+        0.1, gt=0, lt=1, description="Plateau: share of the cell's own inputs kept for its curve."
+    )
+
+
+class Iris(Settings):
+    """How IRIs are made. The defaults are the preset `controlled`."""
+
+    rule: IriRule = Field("adam", description="Step rule: `adam`, or the `sign` of the gradient.")
+    lr: Real = Field(0.05, gt=0, description="Step size, in pixels of [0, 1].")
+    steps: Whole = Field(200, ge=1, description="Steps at most.")
+    tolerance: Real = Field(
+        0.0, ge=0, description="An image stops when its residual falls to this (0: never)."
+    )
+    keep: Literal["last", "best"] = Field("last", description="The iterate that is stored.")
+    rounding: Literal["nearest", "truncate"] = Field(
+        "nearest", description="To uint8; the published runs truncate."
+    )
+    batch: Whole = Field(128, ge=2, description="Fixed compute batch; short ones are padded.")

@@ -1,0 +1,1 @@
+"""The science: stitches, objectives, protocols, IRIs, metrics. No ray."""

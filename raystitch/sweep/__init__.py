@@ -1,0 +1,1 @@
+"""What to do: the sweep file, its plan and its keys. No torch, no ray."""

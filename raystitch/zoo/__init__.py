@@ -1,0 +1,1 @@
+"""The networks: building, cutting, attacking and training them. No ray."""
