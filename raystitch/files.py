@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ TEMPORARY = ".tmp-"
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Generator[Path]:
     """Yield a temporary path beside ``path``; on success it is fsynced and renamed to ``path``.
 
     On an error the temporary file is removed and ``path`` is as it was.
@@ -28,7 +28,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         _sync(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
         _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
