@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 from raystitch.errors import RaystitchError, choices
 from raystitch.names import CUT_SETS, Kind
 
+MAP_KINDS: frozenset[Kind] = frozenset({"map", "map_last"})
+
 
 @dataclass(frozen=True)
 class CutCard:
@@ -44,6 +46,20 @@ class CutCard:
     def channels(self) -> int:
         """The width that a stitch mixes: channels of a map, embedding of tokens, a vector's."""
         return self.shape[0] if self.kind == "map" else self.shape[-1]
+
+
+def refusal(front: CutCard, end: CutCard) -> str | None:
+    """Why these two cuts cannot be stitched, or None when they can."""
+    if front.kind in MAP_KINDS and end.kind in MAP_KINDS:
+        return None
+    if front.kind != end.kind:
+        return f"a {front.kind} ({front.name}) cannot be stitched to a {end.kind} ({end.name})"
+    if front.kind == "tokens" and front.shape[0] != end.shape[0]:
+        return (
+            f"{front.shape[0]} tokens ({front.name}) cannot be stitched to "
+            f"{end.shape[0]} tokens ({end.name}): the counts must match"
+        )
+    return None
 
 
 @dataclass(frozen=True)

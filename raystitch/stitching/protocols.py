@@ -1,0 +1,50 @@
+"""Which inputs a stitch is trained on: a protocol is nothing but that.
+
+`standard`: the images x themselves; `invariance`: their IRIs x′ under the front; `noise`: uniform
+noise, without labels; `foreign`: the IRIs of an untrained front of the same architecture. A label
+under `invariance` and `foreign` is that of x, and the test images are always ordinary ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from raystitch.names import Protocol
+from raystitch.seeds import derive
+
+
+@dataclass(frozen=True)
+class ProtocolRule:
+    """Where the inputs come from, and whether they have labels.
+
+    inputs: the `real` images, `noise`, or IRIs of the `front` or of its `untrained` twin.
+    """
+
+    inputs: Literal["real", "noise", "front", "untrained"]
+    labelled: bool
+
+
+PROTOCOLS: dict[Protocol, ProtocolRule] = {
+    "standard": ProtocolRule("real", labelled=True),
+    "invariance": ProtocolRule("front", labelled=True),
+    "noise": ProtocolRule("noise", labelled=False),
+    "foreign": ProtocolRule("untrained", labelled=True),
+}
+
+
+def noise_images(
+    index: npt.NDArray[np.int64], shape: tuple[int, int, int], seed: int
+) -> npt.NDArray[np.uint8]:
+    """Uniform noise, one image per entry of ``index``: (n, channels, height, width) uint8.
+
+    Each image depends on ``seed`` and its own index alone.
+    """
+    drawn = [
+        np.random.default_rng(derive("noise", seed, int(i))).integers(0, 256, shape, dtype=np.uint8)
+        for i in index
+    ]
+    return np.stack(drawn)
