@@ -1,0 +1,359 @@
+"""Rows: declared schema, atomic files, many writers, torn and foreign files, older releases."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raystitch.errors import StorageError
+from raystitch.files import TEMPORARY
+from raystitch.results.store import (
+    CELL_SCHEMA,
+    COLUMNS,
+    METRICS,
+    PLACE,
+    CellStore,
+    SetAsideWarning,
+    Storage,
+    _digest,
+    find_cells,
+    read_cells,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def row(key: str = "k", minutes: int = 0, **values: object) -> dict[str, object]:
+    return {
+        "key": key,
+        "status": "ok",
+        "agreement": 90.0,
+        "finished_at": NOON + timedelta(minutes=minutes),
+        **values,
+    }
+
+
+def failed(key: str = "k", minutes: int = 0) -> dict[str, object]:
+    return row(key, minutes, status="failed", error="it diverged", agreement=None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CellStore:
+    return CellStore(Storage(tmp_path), "trial")
+
+
+def test_paths_are_those_of_the_design(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    found = {
+        str(path.relative_to(tmp_path))
+        for path in (
+            storage.model("m"),
+            storage.image_part("i", 3),
+            storage.iri_part("r", 0),
+            storage.network_card("c"),
+            storage.sweep_file("s"),
+            storage.cells("s"),
+            storage.tensors("s"),
+            storage.report("s"),
+        )
+    }
+    assert found == {
+        "artifacts/models/m",
+        "artifacts/images/i/part-00003.parquet",
+        "artifacts/iris/r/part-00000.parquet",
+        "artifacts/cards/c.json",
+        "sweeps/s/sweep.yaml",
+        "sweeps/s/cells",
+        "sweeps/s/tensors",
+        "sweeps/s/report",
+    }
+    assert list(tmp_path.iterdir()) == [], "naming a path makes nothing"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "-x"])
+def test_a_name_cannot_leave_the_storage(tmp_path: Path, name: str) -> None:
+    with pytest.raises(AssertionError, match="file name"):
+        Storage(tmp_path).cells(name)
+
+
+def test_every_column_is_described_and_the_schema_is_made_of_them() -> None:
+    assert CELL_SCHEMA.names == list(COLUMNS)
+    assert all(column.description.endswith(".") for column in COLUMNS.values())
+    assert {"end", "front", "order", "group"}.isdisjoint(COLUMNS), "reserved or vague in SQL"
+    assert set(METRICS) | set(PLACE) < set(COLUMNS)
+    assert COLUMNS["curve"].type == pa.list_(pa.float64())
+    assert str(COLUMNS["finished_at"].type) == "timestamp[us, tz=UTC]"
+
+
+def test_no_rows_still_have_the_whole_schema(store: CellStore) -> None:
+    empty = store.read()
+    store.write([row()], "unit")
+    assert empty.height == 0
+    assert empty.schema == store.read().schema
+    assert empty.schema["finished_at"] == pl.Datetime("us", "UTC")
+
+
+def test_a_row_comes_back_as_written_and_missing_columns_are_null(store: CellStore) -> None:
+    path = store.write(
+        [row(curve=[2.0, 1.0], seed=2**40, epochs=30, relative_accuracy=float("nan"))], "unit-1"
+    )
+    assert path.parent == store.folder
+    assert path.name.startswith("unit-1-")
+    (got,) = store.read().to_dicts()
+    assert (got["key"], got["curve"], got["seed"], got["epochs"]) == ("k", [2.0, 1.0], 2**40, 30)
+    assert got["finished_at"] == NOON
+    assert got["relative_accuracy"] is None
+    assert got["entropy"] is None
+
+
+def test_the_finish_is_stamped_where_it_is_missing(store: CellStore) -> None:
+    before = datetime.now(UTC)
+    store.write([row(finished_at=None)], "unit")
+    assert before <= store.read()["finished_at"][0] <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"agrement": 1.0},
+        {"key": ""},
+        {"status": "done"},
+        {"status": "failed"},
+        {"error": "but it is ok"},
+        {"agreement": float("nan")},
+    ],
+)
+def test_our_own_mistakes_in_a_row_are_asserted(store: CellStore, bad: dict[str, object]) -> None:
+    with pytest.raises(AssertionError):
+        store.write([{**row(), **bad}], "unit")
+    assert not store.folder.exists() or not list(store.folder.iterdir())
+
+
+@pytest.mark.parametrize("good_first", [True, False])
+def test_a_good_row_beats_a_failed_one_whatever_the_order(
+    store: CellStore, good_first: bool
+) -> None:
+    store.write([row(minutes=0 if good_first else 9)], "a")
+    store.write([failed(minutes=9 if good_first else 0)], "b")
+    assert store.read()["status"].to_list() == ["ok"]
+
+
+def test_the_latest_good_row_counts(store: CellStore) -> None:
+    store.write([row(minutes=5, agreement=50.0)], "a")
+    store.write([row(minutes=1, agreement=10.0), row("other", minutes=0)], "b")
+    frame = store.read()
+    assert frame["key"].to_list() == ["other", "k"], "in the order in which they finished"
+    assert frame["agreement"].to_list() == [90.0, 50.0]
+
+
+def test_only_the_keys_of_the_plan_are_read(store: CellStore) -> None:
+    store.write([row("old"), row("new")], "a")
+    assert store.read(keys=["new", "pending"])["key"].to_list() == ["new"]
+    assert store.read(keys=[]).height == 0
+
+
+def _write_many(root: Path, writer: int) -> None:
+    store = CellStore(Storage(root), "trial")
+    for count in range(20):
+        store.write([row(f"{writer}-{count}", minutes=count)], "same-unit")
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(tmp_path, n)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    store = CellStore(Storage(tmp_path), "trial")
+    while any(writer.is_alive() for writer in writers):
+        assert store.scan().warnings == (), "a reader never sees half a file"
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    frame = store.read()
+    assert frame["key"].n_unique() == frame.height == 80
+    assert len(list(store.folder.iterdir())) == 80
+
+
+_KILLED = """
+import sys, time
+from pathlib import Path
+import pyarrow.parquet as pq
+from raystitch.results import store as room
+real = pq.write_table
+def slow(table, path, **kwargs):
+    real(table, path, **kwargs)
+    Path(path).write_bytes(Path(path).read_bytes()[:100])
+    print("half", flush=True)
+    time.sleep(60)
+room.pq.write_table = slow
+room.CellStore(room.Storage(Path(sys.argv[1])), "trial").write([{"key": "k", "status": "ok"}], "u")
+"""
+
+
+def test_a_writer_killed_in_the_middle_leaves_nothing_to_read(
+    tmp_path: Path, store: CellStore
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "half\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    (left,) = store.folder.iterdir()
+    assert left.name.startswith(TEMPORARY)
+    reading = store.scan()
+    assert (reading.frame.height, reading.warnings) == (0, ())
+    assert left.exists(), "another writer may still be at work on it"
+
+
+def test_an_error_while_writing_leaves_no_file(
+    store: CellStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="no space"):
+        store.write([row()], "unit")
+    assert list(store.folder.iterdir()) == []
+
+
+def _torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[40] ^= 0xFF
+    path.write_bytes(data)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _as_rows(table: pa.Table, version: str = "cells/1") -> pa.Table:
+    """A table as another release of raystitch would have written it."""
+    return table.replace_schema_metadata(
+        {"raystitch.format": version, "raystitch.digest": _digest(table)}
+    )
+
+
+def _foreign(path: Path) -> None:
+    pq.write_table(pa.table({"key": ["k"], "status": ["ok"]}), path)
+
+
+def _other_type(path: Path) -> None:
+    table = pa.table({"key": ["k"], "status": ["ok"], "agreement": ["90"]})
+    pq.write_table(_as_rows(table), path)
+
+
+def _no_key(path: Path) -> None:
+    table = pa.table({"status": ["ok"]})
+    pq.write_table(_as_rows(table), path)
+
+
+@pytest.mark.parametrize("harm", [_torn, _flipped, _empty, _foreign, _other_type, _no_key])
+def test_a_torn_or_foreign_file_is_named_and_set_aside(store: CellStore, harm) -> None:
+    store.write([row("good")], "a")
+    bad = store.write([row("bad")], "b")
+    harm(bad)
+    content = bad.read_bytes()
+    with pytest.warns(SetAsideWarning, match=bad.name):
+        frame = store.read()
+    assert frame["key"].to_list() == ["good"]
+    assert not bad.exists()
+    assert (store.folder / "set-aside" / bad.name).read_bytes() == content, "never deleted"
+    assert store.scan().warnings == (), "said once; it is out of the way now"
+
+
+def test_two_files_set_aside_under_one_name_are_both_kept(store: CellStore) -> None:
+    bad = store.write([row()], "b")
+    for content in (b"first", b"second"):
+        bad.write_bytes(content)
+        assert len(store.scan().warnings) == 1
+    kept = {path.read_bytes() for path in (store.folder / "set-aside").iterdir()}
+    assert kept == {b"first", b"second"}
+
+
+def test_no_flipped_byte_is_read_silently(store: CellStore) -> None:
+    """Rows carry a digest: a flip is found or changes nothing, and none stops the reader."""
+    path = store.write([row(curve=[1.0, 2.0], settings="{}")], "u")
+    good = path.read_bytes()
+    truth = store.read()
+    for place in range(0, len(good), 23):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
+        with contextlib.suppress(StorageError):  # the flip may spell a later format
+            reading = store.scan()
+            assert reading.warnings or reading.frame.equals(truth), place
+
+
+def test_a_file_of_an_older_release_is_read_with_nulls(store: CellStore) -> None:
+    store.folder.mkdir(parents=True)
+    old = pa.table({"key": ["old"], "agreement": [70.0], "status": ["ok"]})
+    pq.write_table(_as_rows(old), store.folder / "u-1.parquet")
+    store.write([row("new")], "u")
+    frame = store.read()
+    assert set(frame["key"]) == {"old", "new"}
+    assert frame.columns == CELL_SCHEMA.names
+    assert frame.filter(key="old")["entropy"].to_list() == [None]
+
+
+def test_a_later_release_is_never_set_aside(store: CellStore) -> None:
+    store.folder.mkdir(parents=True)
+    path = store.folder / "u-1.parquet"
+    later = pa.table({"key": ["k"], "status": ["ok"], "novelty": [1]})
+    pq.write_table(_as_rows(later), path)
+    reading = store.scan()
+    assert reading.frame["key"].to_list() == ["k"]
+    assert "novelty" in reading.warnings[0]
+    pq.write_table(_as_rows(later, "cells/2"), path)
+    with pytest.raises(StorageError, match=r"u-1\.parquet.*Upgrade raystitch"):
+        store.scan()
+    assert path.exists()
+
+
+def test_a_run_is_found_by_name_and_by_path(tmp_path: Path, store: CellStore) -> None:
+    storage = Storage(tmp_path)
+    store.write([row()], "u")
+    for run in ("trial", str(storage.sweep("trial")), str(store.folder)):
+        assert read_cells(find_cells(run, storage)).frame.height == 1
+    with pytest.raises(StorageError, match=r"'trail'.*there: trial"):
+        find_cells("trail", storage)
+    with pytest.raises(StorageError, match="none yet"):
+        find_cells("../x", Storage(tmp_path / "empty"))
+
+
+def test_reading_many_files_is_quick(store: CellStore) -> None:
+    for count in range(100):
+        store.write([row(f"k{count}")], "u")
+    started = time.perf_counter()
+    assert store.read().height == 100
+    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "raystitch.results.schema",
+        "raystitch.results.store",
+        "raystitch.data.shards",
+    ],
+)
+def test_neither_torch_nor_ray_is_loaded(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(str({{'torch', 'ray'}} & set(sys.modules) or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
