@@ -13,7 +13,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from raystitch.names import (
     Init,
@@ -44,7 +46,17 @@ def _whole(value: Any) -> Any:
     return value
 
 
-Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+class _OrFraction:
+    """Tells the JSON Schema that a number may be written as ``8/255`` too."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        fraction = {"type": "string", "pattern": r"^\s*[-+0-9.eE]+\s*(/\s*[-+0-9]+\s*)?$"}
+        return {"anyOf": [handler(core), fraction]}
+
+
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False), _OrFraction()]
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
@@ -82,13 +94,9 @@ class Marker(Settings):
     )
 
 
-class Recipe(Settings):
-    """How a network of the zoo is trained (method: the zoo and the data)."""
+class RecipeFields(Settings):
+    """The numbers of a recipe, as a zoo entry of the sweep file writes them too."""
 
-    name: RecipeName = Field(
-        "standard",
-        description="`standard`; `robust`: Madry PGD on a share of each batch; `untrained`.",
-    )
     epochs: Whole = Field(200, ge=1, description="Epochs; lr falls tenfold at one and two thirds.")
     batch: Whole = Field(128, ge=2, description="Images per step.")
     lr: Real = Field(0.1, gt=0, description="Learning rate of SGD with Nesterov momentum.")
@@ -98,6 +106,15 @@ class Recipe(Settings):
     step: Real = Field(2 / 255, ge=0, le=1, description="Robust: size of a PGD step, in pixels.")
     attack_steps: Whole = Field(10, ge=1, description="Robust: PGD steps.")
     share: Real = Field(0.5, ge=0, le=1, description="Robust: attacked share of each batch.")
+
+
+class Recipe(RecipeFields):
+    """How a network of the zoo is trained (method: the zoo and the data)."""
+
+    name: RecipeName = Field(
+        "standard",
+        description="`standard`; `robust`: Madry PGD on a share of each batch; `untrained`.",
+    )
 
 
 class Training(Settings):
