@@ -72,47 +72,60 @@ class Settings(BaseModel):
 class Data(Settings):
     """The images: a named source, optionally fewer of them."""
 
-    source: Source = Field("digits", description="Name of the data set.")
+    source: Source = Field(default="digits", description="Name of the data set.")
     train: Whole | None = Field(
-        None, ge=1, description="Use only this many training images (all when absent)."
+        default=None, ge=1, description="Use only this many training images (all when absent)."
     )
     test: Whole | None = Field(
-        None, ge=1, description="Use only this many test images (all when absent)."
+        default=None, ge=1, description="Use only this many test images (all when absent)."
     )
 
 
 class Marker(Settings):
     """A planted cue: a patch whose colour gives the class away."""
 
-    kind: MarkerKind = Field("pixel", description="`pixel`: a solid square, one colour per class.")
-    size: Whole = Field(4, ge=1, description="Side of the square, in pixels.")
+    kind: MarkerKind = Field(
+        default="pixel", description="`pixel`: a solid square, one colour per class."
+    )
+    size: Whole = Field(default=4, ge=1, description="Side of the square, in pixels.")
     place: MarkerPlace = Field(
-        "random", description="`random`: anywhere, anew per image; `per_class`: a place per class."
+        default="random",
+        description="`random`: anywhere, anew per image; `per_class`: a place per class.",
     )
     seed: Whole | None = Field(
-        None, ge=0, description="Seed of colours and places (the network's own when absent)."
+        default=None,
+        ge=0,
+        description="Seed of colours and places (the network's own when absent).",
     )
 
 
 class RecipeFields(Settings):
     """The numbers of a recipe, as a zoo entry of the sweep file writes them too."""
 
-    epochs: Whole = Field(200, ge=1, description="Epochs; lr falls tenfold at one and two thirds.")
-    batch: Whole = Field(128, ge=2, description="Images per step.")
-    lr: Real = Field(0.1, gt=0, description="Learning rate of SGD with Nesterov momentum.")
-    momentum: Real = Field(0.9, ge=0, lt=1, description="Nesterov momentum.")
-    weight_decay: Real = Field(1e-4, ge=0, description="Coupled L2 weight decay.")
-    eps: Real = Field(8 / 255, ge=0, le=1, description="Robust: L∞ bound, in pixels of [0, 1].")
-    step: Real = Field(2 / 255, ge=0, le=1, description="Robust: size of a PGD step, in pixels.")
-    attack_steps: Whole = Field(10, ge=1, description="Robust: PGD steps.")
-    share: Real = Field(0.5, ge=0, le=1, description="Robust: attacked share of each batch.")
+    epochs: Whole = Field(
+        default=200, ge=1, description="Epochs; lr falls tenfold at one and two thirds."
+    )
+    batch: Whole = Field(default=128, ge=2, description="Images per step.")
+    lr: Real = Field(default=0.1, gt=0, description="Learning rate of SGD with Nesterov momentum.")
+    momentum: Real = Field(default=0.9, ge=0, lt=1, description="Nesterov momentum.")
+    weight_decay: Real = Field(default=1e-4, ge=0, description="Coupled L2 weight decay.")
+    eps: Real = Field(
+        default=8 / 255, ge=0, le=1, description="Robust: L∞ bound, in pixels of [0, 1]."
+    )
+    step: Real = Field(
+        default=2 / 255, ge=0, le=1, description="Robust: size of a PGD step, in pixels."
+    )
+    attack_steps: Whole = Field(default=10, ge=1, description="Robust: PGD steps.")
+    share: Real = Field(
+        default=0.5, ge=0, le=1, description="Robust: attacked share of each batch."
+    )
 
 
 class Recipe(RecipeFields):
     """How a network of the zoo is trained (method: the zoo and the data)."""
 
     name: RecipeName = Field(
-        "standard",
+        default="standard",
         description="`standard`; `robust`: Madry PGD on a share of each batch; `untrained`.",
     )
 
@@ -121,45 +134,68 @@ class Training(Settings):
     """How a stitch is trained. The defaults are the preset `controlled`."""
 
     bn: Literal["eval"] = Field(
-        "eval", description="Frozen halves run in evaluation mode: BatchNorm does not move."
+        default="eval", description="Frozen halves run in evaluation mode: BatchNorm does not move."
     )
-    augment: Literal["none"] = Field("none", description="Images are used as they are.")
-    init: Init = Field("lstsq", description="Start: least squares, the layer's own, or identity.")
+    augment: Literal["none"] = Field(default="none", description="Images are used as they are.")
+    init: Init = Field(
+        default="lstsq", description="Start: least squares, the layer's own, or identity."
+    )
     init_images: Literal["own", "real"] = Field(
-        "own", description="Least squares on the cell's own inputs or on the real images."
+        default="own", description="Least squares on the cell's own inputs or on the real images."
     )
     init_count: Whole = Field(
-        500, ge=1, description="Images for least squares; more are drawn where these are too few."
+        default=500,
+        ge=1,
+        description="Images for least squares; more are drawn where these are too few.",
     )
-    lr: Real = Field(0.01, gt=0, description="Learning rate of Adam.")
-    weight_decay: Real = Field(1e-4, ge=0, description="Coupled L2 weight decay, bias included.")
-    batch: Whole = Field(128, ge=1, description="Images per step.")
-    drop_last: bool = Field(False, description="Leave out each epoch's last, smaller batch.")
+    lr: Real = Field(default=0.01, gt=0, description="Learning rate of Adam.")
+    weight_decay: Real = Field(
+        default=1e-4, ge=0, description="Coupled L2 weight decay, bias included."
+    )
+    batch: Whole = Field(default=128, ge=1, description="Images per step.")
+    drop_last: bool = Field(
+        default=False, description="Leave out each epoch's last, smaller batch."
+    )
     schedule: Schedule = Field(
-        "plateau",
+        default="plateau",
         description="`plateau`: by the cell's own held-out loss; `step`: ×0.1 at ⅓ and ⅔.",
     )
-    epochs: Whole = Field(200, ge=1, description="At most (plateau) or exactly (step) so many.")
-    min_epochs: Whole = Field(30, ge=0, description="Plateau: no stop before so many epochs …")
-    min_steps: Whole = Field(1000, ge=0, description="… or so many steps, whichever is fewer.")
-    patience: Whole = Field(3, ge=1, description="Plateau: epochs without improvement.")
-    threshold: Real = Field(0.005, ge=0, lt=1, description="Plateau: relative improvement needed.")
+    epochs: Whole = Field(
+        default=200, ge=1, description="At most (plateau) or exactly (step) so many."
+    )
+    min_epochs: Whole = Field(
+        default=30, ge=0, description="Plateau: no stop before so many epochs …"
+    )
+    min_steps: Whole = Field(
+        default=1000, ge=0, description="… or so many steps, whichever is fewer."
+    )
+    patience: Whole = Field(default=3, ge=1, description="Plateau: epochs without improvement.")
+    threshold: Real = Field(
+        default=0.005, ge=0, lt=1, description="Plateau: relative improvement needed."
+    )
     held_out: Real = Field(
-        0.1, gt=0, lt=1, description="Plateau: share of the cell's own inputs kept for its curve."
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="Plateau: share of the cell's own inputs kept for its curve.",
     )
 
 
 class Iris(Settings):
     """How IRIs are made. The defaults are the preset `controlled`."""
 
-    rule: IriRule = Field("adam", description="Step rule: `adam`, or the `sign` of the gradient.")
-    lr: Real = Field(0.05, gt=0, description="Step size, in pixels of [0, 1].")
-    steps: Whole = Field(200, ge=1, description="Steps at most.")
+    rule: IriRule = Field(
+        default="adam", description="Step rule: `adam`, or the `sign` of the gradient."
+    )
+    lr: Real = Field(default=0.05, gt=0, description="Step size, in pixels of [0, 1].")
+    steps: Whole = Field(default=200, ge=1, description="Steps at most.")
     tolerance: Real = Field(
-        0.0, ge=0, description="An image stops when its residual falls to this (0: never)."
+        default=0.0, ge=0, description="An image stops when its residual falls to this (0: never)."
     )
-    keep: Literal["last", "best"] = Field("last", description="The iterate that is stored.")
+    keep: Literal["last", "best"] = Field(default="last", description="The iterate that is stored.")
     rounding: Literal["nearest", "truncate"] = Field(
-        "nearest", description="To uint8; the published runs truncate."
+        default="nearest", description="To uint8; the published runs truncate."
     )
-    batch: Whole = Field(128, ge=2, description="Fixed compute batch; short ones are padded.")
+    batch: Whole = Field(
+        default=128, ge=2, description="Fixed compute batch; short ones are padded."
+    )

@@ -1,0 +1,279 @@
+"""The sweep file as types: what a user can write, with its defaults and limits.
+
+Whatever can change a number is here or in `raystitch.settings`, and so in a cell's key; what only
+says how work is run is in `Execution`, and never in a key. `sweep.read` makes a `Sweep` of a file
+and finds all its faults; ``Sweep(...)`` in Python raises pydantic's own error at the first few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from raystitch.names import OBJECTIVES, SOURCES, Objective, Preset, Protocol
+from raystitch.settings import Data, Iris, Marker, Settings, Training, Whole
+from raystitch.sweep.presets import CANNOT, MUST_BE_WRITTEN, PRESETS
+from raystitch.sweep.refusal import each_once, refuse
+from raystitch.sweep.zoo_entry import Seeds, ZooEntry
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Names become names of files and columns."""
+
+TEXT, LIST, MAPPING = "<text>", "<list>", "<mapping>"
+"""Tags of the forms that a field can be written in; no key of a file looks like them."""
+
+
+def _form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, list | tuple):
+        return LIST
+    return MAPPING if isinstance(value, Mapping | BaseModel) else None
+
+
+def _forms(sentence: str) -> Discriminator:
+    """Chooses among forms by looking at the value, so that a fault is reported for one of them."""
+    return Discriminator(
+        _form, custom_error_type="raystitch_form", custom_error_message=f"should be {sentence}"
+    )
+
+
+class _OrSourceName:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string", "enum": list(SOURCES)}, handler(core)]}
+
+
+def _data_of_name(value: Any) -> Any:
+    return {"source": value} if isinstance(value, str) else value
+
+
+SafeName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[Whole, Field(ge=1)]
+Patterns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(each_once)]
+CutChoice = Annotated[
+    Annotated[Text, Tag(TEXT)] | Annotated[Patterns, Tag(LIST)],
+    _forms("a set, a cut, a glob, or a list of them"),
+]
+Cuts = Annotated[
+    Annotated[Text, Tag(TEXT)]
+    | Annotated[Patterns, Tag(LIST)]
+    | Annotated[dict[str, CutChoice], Tag(MAPPING)],
+    _forms("a set, a cut, a glob, a list of them, or one of these for each entry of the zoo"),
+]
+FulaCuts = Annotated[
+    Annotated[Literal["blocks", "paper"], Tag(TEXT)] | Annotated[Patterns, Tag(LIST)],
+    _forms("`blocks`, `paper`, or a list of cuts"),
+]
+Models = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(each_once)]
+
+
+class Pair(Settings):
+    """A front and an end to be stitched; models are named ENTRY-SEED, as `clean-0`."""
+
+    front: Text = Field(description="Model that gives the early half.")
+    end: Text = Field(description="Model that gives the late half.")
+    stitch_marker: Text | None = Field(
+        default=None,
+        description="Model whose marker is planted in the images that the stitch trains on.",
+    )
+    test_marker: Text | None = Field(
+        default=None, description="Model whose marker is planted in the test images."
+    )
+
+
+class Grid(Settings):
+    """Every one of some fronts with every one of some ends."""
+
+    fronts: Models = Field(description="Models that give the early half.")
+    ends: Models = Field(description="Models that give the late half.")
+
+
+class Execution(Settings):
+    """How the work is run: nothing here changes a number or enters a key."""
+
+    threads: Count | None = Field(default=None, description="Threads of torch (its own choice).")
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        default="auto", description="Where networks run; `auto`: a GPU where there is one."
+    )
+    activation_bytes: Whole = Field(
+        default=2 * 2**30,
+        ge=0,
+        description="Bytes of activations to keep; the rest is computed again.",
+    )
+
+
+PairChoice = Annotated[
+    Annotated[Literal["all"], Tag(TEXT)]
+    | Annotated[Grid, Tag(MAPPING)]
+    | Annotated[tuple[Pair, ...], Tag(LIST)],
+    _forms("`all`, `{fronts: [...], ends: [...]}`, or a list of `{front: ..., end: ...}`"),
+]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One network of the zoo: its name ENTRY-SEED, its entry's name and its seed."""
+
+    name: str
+    entry: str
+    seed: int
+
+
+class Sweep(Settings):
+    """A whole sweep file."""
+
+    name: SafeName = Field(description="Name of the sweep and of its folder in the storage.")
+    data: Annotated[Data, BeforeValidator(_data_of_name), _OrSourceName()] = Field(
+        description="The images: the name of a source, or a mapping."
+    )
+    zoo: dict[SafeName, ZooEntry] = Field(description="The networks, by the name of their entry.")
+    pairs: PairChoice = Field(
+        description="What is stitched: `all`, `{fronts, ends}` or a list of pairs."
+    )
+    cuts: Cuts = Field(
+        default="blocks",
+        description="Where networks are cut: sets (blocks, stages, paper, all), names, globs, "
+        "lists of them, or a mapping with one of these for each entry of the zoo.",
+    )
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1), AfterValidator(each_once)] = (
+        Field(default=OBJECTIVES, description="What stitches are trained for.")
+    )
+    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(each_once)] = (
+        Field(
+            default=("standard", "invariance", "noise"),
+            description="Which inputs stitches are trained on.",
+        )
+    )
+    seeds: Seeds = Field(default=(0,), description="Seeds of stitches, batches and IRIs.")
+    preset: Preset = Field(
+        default="controlled", description="Where the settings of `training` and `iris` start from."
+    )
+    training: Training = Field(
+        default=Training(), description="How stitches are trained, on top of the preset."
+    )
+    iris: Iris = Field(default=Iris(), description="How IRIs are made, likewise.")
+    stitch_images: Count | None = Field(
+        default=None, description="Images that stitches train on, class-balanced (all when absent)."
+    )
+    test_images: Count | None = Field(
+        default=None, description="Images that stitches are tested on (all when absent)."
+    )
+    fula_cuts: FulaCuts = Field(
+        default="blocks", description="Cuts of the end that `fula` compares: a set or a list."
+    )
+    budget: Whole = Field(
+        default=1,
+        ge=1,
+        description="Multiplies epochs, least epochs and steps, and patience: a control.",
+    )
+    execution: Execution = Field(
+        default=Execution(), description="How the work is run; never changes a number."
+    )
+    _pair_numbers: tuple[int, ...] = PrivateAttr(())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        preset = values.get("preset", "controlled")
+        if not isinstance(preset, str) or preset not in PRESETS:
+            return values
+        given = {block: _as_mapping(values.get(block, {})) for block in PRESETS[preset]}
+        written = given["training"] if isinstance(given["training"], Mapping) else {}
+        if any(field not in written for field in MUST_BE_WRITTEN.get(preset, ())):
+            raise refuse(CANNOT[preset], "preset")
+        filled = {
+            block: {**PRESETS[preset][block], **fields} if isinstance(fields, Mapping) else fields
+            for block, fields in given.items()
+        }
+        return {**values, **filled}
+
+    def models(self) -> dict[str, Model]:
+        """All networks of the zoo, by name, in the file's order."""
+        found = [
+            Model(f"{entry}-{seed}", entry, seed)
+            for entry, fields in self.zoo.items()
+            for seed in fields.seeds
+        ]
+        return {model.name: model for model in found}
+
+    def pair_list(self) -> list[tuple[str, Pair]]:
+        """The pairs, each with its place in the file."""
+        if isinstance(self.pairs, tuple):
+            numbers = self._pair_numbers or range(len(self.pairs))
+            return [(f"pairs[{n}]", p) for n, p in zip(numbers, self.pairs, strict=True)]
+        if isinstance(self.pairs, Grid):
+            fronts, ends = self.pairs.fronts, self.pairs.ends
+        else:
+            fronts = ends = tuple(self.models())
+        return [("pairs", Pair(front=front, end=end)) for front in fronts for end in ends]
+
+    def used_models(self) -> dict[str, Model]:
+        """The networks that some pair stitches, by name, in the zoo's order."""
+        used = {name for _, pair in self.pair_list() for name in (pair.front, pair.end)}
+        return {name: model for name, model in self.models().items() if name in used}
+
+    def marker_of(self, model: str | None) -> Marker | None:
+        """The marker of that model with its seed filled in; None for None."""
+        if model is None:
+            return None
+        found = self.models()[model]
+        return self.zoo[found.entry].marker_of(found.seed)
+
+    def cuts_of(self, entry: str) -> str | tuple[str, ...] | None:
+        """What ``cuts`` says for that entry; None where a mapping leaves it out."""
+        return self.cuts.get(entry) if isinstance(self.cuts, dict) else self.cuts
+
+    def number_pairs(self, numbers: tuple[int, ...]) -> None:
+        """Remember the pairs' places in a file some of whose pairs were faulty."""
+        assert isinstance(self.pairs, tuple)
+        assert len(numbers) == len(self.pairs)
+        self._pair_numbers = numbers
+
+
+def limited(sweep: Sweep, limit_images: int | None = None, max_epochs: int | None = None) -> Sweep:
+    """The sweep with at most so many stitch and test images and epochs of a stitch's training."""
+    changes: dict[str, Any] = {}
+    if limit_images is not None:
+        for field in ("stitch_images", "test_images"):
+            there: int | None = getattr(sweep, field)
+            changes[field] = limit_images if there is None else min(there, limit_images)
+    if max_epochs is not None:
+        epochs = min(sweep.training.epochs, max_epochs)
+        fewest = min(sweep.training.min_epochs, max_epochs)
+        changes["training"] = sweep.training.model_copy(
+            update={"epochs": epochs, "min_epochs": fewest}
+        )
+    return sweep.model_copy(update=changes)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a sweep file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Sweep.model_json_schema(),
+        "title": "A raystitch sweep file",
+    }
+
+
+def _as_mapping(block: Any) -> Any:
+    return block.model_dump(exclude_unset=True) if isinstance(block, Settings) else block
