@@ -1,0 +1,196 @@
+"""Recipes that train the base networks, and the accuracies on their cards.
+
+A new recipe is one entry of `RECIPES` (and its name in ``raystitch.names``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raystitch import names, settings
+from raystitch.data.images import LabelledImages
+from raystitch.data.markers import PlantedMarker
+from raystitch.errors import RaystitchError
+from raystitch.seeds import derive
+from raystitch.zoo.attacks import pgd
+from raystitch.zoo.models import Network, evaluating, freeze, seeded
+from raystitch.zoo.pixels import to_unit
+
+StepInputs = Callable[[Network, Tensor, Tensor, settings.Recipe], Tensor]
+"""(network, images, labels, recipe) to the images that one step trains on."""
+
+CARD_SALT = 1
+"""Where markers lie in the images that a card's accuracies are measured on."""
+_EVALUATION_BATCH = 256
+
+
+def train(
+    network: Network,
+    images: LabelledImages,
+    recipe: settings.Recipe,
+    *,
+    seed: int,
+    marker: PlantedMarker | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> Network:
+    """Train the network in place, on its own device, and return it frozen.
+
+    SGD with Nesterov momentum and coupled weight decay; the learning rate falls tenfold at one
+    and at two thirds of the epochs. Order of images, places of the marker (fresh per image and
+    epoch) and dropout all follow from ``seed``; the global random state is left as it was.
+    on_epoch: called with the number of epochs done and the mean loss of the last one.
+    Raises `RaystitchError` when the loss is no longer finite.
+    """
+    step_inputs = RECIPES[recipe.name]
+    if step_inputs is None:
+        return freeze(network)
+    network.train().requires_grad_(True)
+    optimizer = torch.optim.SGD(
+        network.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=recipe.momentum > 0,
+    )
+    with seeded(derive("training", seed), network.device):
+        for epoch in range(recipe.epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, epoch)
+            batches = _batches(images, marker, recipe.batch, seed, epoch)
+            loss = _epoch(network, batches, recipe, step_inputs, optimizer)
+            if not math.isfinite(loss):
+                raise RaystitchError(
+                    f"training of {network.arch} by the recipe {recipe.name!r} diverged in epoch "
+                    f"{epoch + 1} (loss {loss}): choose a smaller lr than {recipe.lr:g}."
+                )
+            if on_epoch:
+                on_epoch(epoch + 1, loss)
+    return freeze(network)
+
+
+def learning_rate(recipe: settings.Recipe, epoch: int) -> float:
+    """The learning rate of an epoch (from 0): tenfold lower at one and at two thirds of all."""
+    falls = (epoch >= max(1, recipe.epochs * k // 3) for k in (1, 2))
+    return recipe.lr * 0.1 ** sum(falls)
+
+
+def accuracy(network: Network, images: LabelledImages) -> float:
+    """Share of images whose largest logit is the label's, in percent, in evaluation mode."""
+    return _accuracy(network, images, lambda inputs, _: inputs)
+
+
+def wrong_marker_accuracy(network: Network, images: LabelledImages, marker: PlantedMarker) -> float:
+    """Accuracy in percent with the marker of the next class: low where the marker is believed."""
+    return accuracy(network, marker.paste_fixed(images, CARD_SALT, roll=1))
+
+
+def robust_accuracy(
+    network: Network, images: LabelledImages, *, eps: float, step: float, steps: int = 10
+) -> float:
+    """Accuracy in percent on PGD images made against this network, without a random start.
+
+    eps, step: in pixels of [0, 1]. With eps 0 it is `accuracy` exactly.
+    """
+
+    def attack(inputs: Tensor, labels: Tensor) -> Tensor:
+        return pgd(network, inputs, labels, eps=eps, step=step, steps=steps)
+
+    return _accuracy(network, images, attack)
+
+
+def _clean(network: Network, images: Tensor, labels: Tensor, recipe: settings.Recipe) -> Tensor:
+    return images
+
+
+def _partly_attacked(
+    network: Network, images: Tensor, labels: Tensor, recipe: settings.Recipe
+) -> Tensor:
+    """The first ``share`` of the batch replaced by PGD images, without a random start.
+
+    They are crafted in evaluation mode, so that the attack is against the network that will be
+    used and does not move BatchNorm's running statistics; the step itself trains on both kinds
+    in one batch.
+    """
+    count = round(recipe.share * len(images))
+    if not count:
+        return images
+    with evaluating(network):
+        attacked = pgd(
+            network,
+            images[:count],
+            labels[:count],
+            eps=recipe.eps,
+            step=recipe.step,
+            steps=recipe.attack_steps,
+        )
+    return torch.cat([attacked, images[count:]])
+
+
+RECIPES: dict[names.RecipeName, StepInputs | None] = {
+    "standard": _clean,
+    "robust": _partly_attacked,
+    "untrained": None,
+}
+
+
+def _batches(
+    images: LabelledImages, marker: PlantedMarker | None, batch: int, seed: int, epoch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images once, in the order of (seed, epoch), as float32 in [0, 1], with int64 labels.
+
+    A last batch of one image is left out: BatchNorm over a vector cannot train on it.
+    """
+    generator = torch.Generator().manual_seed(derive("order", seed, epoch))
+    order = torch.randperm(len(images), generator=generator).numpy()
+    places = np.random.default_rng(derive("marker places", seed, epoch))
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        if len(chosen) == 1 and start > 0:
+            return
+        pixels, labels = images.images[chosen], images.labels[chosen]
+        if marker is not None:
+            pixels = marker.paste(pixels, labels, places)
+        yield to_unit(pixels), torch.tensor(labels)
+
+
+def _epoch(
+    network: Network,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    recipe: settings.Recipe,
+    step_inputs: StepInputs,
+    optimizer: torch.optim.Optimizer,
+) -> float:
+    """One pass over the batches; the mean loss per image."""
+    device = network.device
+    total, count = torch.zeros((), device=device), 0
+    for pixels, labels in batches:
+        images, targets = pixels.to(device), labels.to(device)
+        inputs = step_inputs(network, images, targets, recipe)
+        loss = F.cross_entropy(network(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.detach() * len(targets)
+        count += len(targets)
+    return float(total) / count
+
+
+def _accuracy(
+    network: Network, images: LabelledImages, inputs_of: Callable[[Tensor, Tensor], Tensor]
+) -> float:
+    assert len(images), "accuracy of no images"
+    right, device = 0, network.device
+    with evaluating(network):
+        for start in range(0, len(images), _EVALUATION_BATCH):
+            part = images.select(slice(start, start + _EVALUATION_BATCH))
+            labels = torch.tensor(part.labels, device=device)
+            inputs = inputs_of(to_unit(part.images, device), labels)
+            with torch.no_grad():
+                right += int((network(inputs).argmax(1) == labels).sum())
+    return 100 * right / len(images)
