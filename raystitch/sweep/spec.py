@@ -219,8 +219,8 @@ class Sweep(Settings):
     def pair_list(self) -> list[tuple[str, Pair]]:
         """The pairs, each with its place in the file."""
         if isinstance(self.pairs, tuple):
-            numbers = self._pair_numbers or range(len(self.pairs))
-            return [(f"pairs[{n}]", p) for n, p in zip(numbers, self.pairs, strict=True)]
+            numbered = zip(self.pair_numbers(), self.pairs, strict=True)
+            return [(f"pairs[{number}]", pair) for number, pair in numbered]
         if isinstance(self.pairs, Grid):
             fronts, ends = self.pairs.fronts, self.pairs.ends
         else:
@@ -243,8 +243,13 @@ class Sweep(Settings):
         """What ``cuts`` says for that entry; None where a mapping leaves it out."""
         return self.cuts.get(entry) if isinstance(self.cuts, dict) else self.cuts
 
+    def pair_numbers(self) -> tuple[int, ...]:
+        """The places of listed pairs in the file's list."""
+        assert isinstance(self.pairs, tuple)
+        return self._pair_numbers or tuple(range(len(self.pairs)))
+
     def number_pairs(self, numbers: tuple[int, ...]) -> None:
-        """Remember the pairs' places in a file some of whose pairs were faulty."""
+        """Remember the places of the pairs in a file from which faulty ones were cut out."""
         assert isinstance(self.pairs, tuple)
         assert len(numbers) == len(self.pairs)
         self._pair_numbers = numbers

@@ -1,0 +1,128 @@
+"""Faults of a sweep that show only when its networks are known: cuts, kinds, shapes, classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+
+from raystitch.cards import CutCard, NetworkCard, refusal
+from raystitch.errors import Fault, RaystitchError
+from raystitch.sweep.pairing import pair_cuts
+from raystitch.sweep.spec import Sweep
+
+SHOWN = 3
+"""Refused cut pairs that one fault spells out."""
+
+
+def card_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> tuple[Fault, ...]:
+    """The faults found with the cards of the zoo's entries; entries without a card are passed by.
+
+    Takes the valid part of a faulty file too. Reads ``cuts`` and ``fula_cuts`` against each
+    network, and for each pair its kinds, shapes and classes (at ``pairs[i]``).
+    """
+    selected, cut_faults = _select(sweep, cards)
+    found = [
+        *_zoo_faults(sweep, cards),
+        *cut_faults,
+        *_fula_faults(sweep, cards),
+        *_pair_faults(sweep, cards, selected),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _zoo_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Fault]:
+    for name, entry in sweep.zoo.items():
+        if name not in cards:
+            continue
+        channels, height, width = cards[name].input_shape
+        side = min(height, width)
+        if entry.marker is not None and entry.marker.size > side:
+            yield Fault(
+                f"zoo.{name}.marker.size",
+                f"{entry.marker.size} is larger than the images of {height} × {width}; "
+                f"it should be at most {side}",
+            )
+        if entry.mean is not None and len(entry.mean) != channels:
+            message = f"has {len(entry.mean)} channels, and the images have {channels}"
+            yield Fault(f"zoo.{name}.mean", message)
+
+
+def _select(
+    sweep: Sweep, cards: Mapping[str, NetworkCard]
+) -> tuple[dict[str, tuple[CutCard, ...]], list[Fault]]:
+    """The cuts of each entry in use, and the faults of those whose cuts cannot be selected."""
+    selected: dict[str, tuple[CutCard, ...]] = {}
+    faults: list[Fault] = []
+    for entry in dict.fromkeys(model.entry for model in sweep.used_models().values()):
+        choice = sweep.cuts_of(entry)
+        if entry not in cards or choice is None:
+            continue
+        place = f"cuts.{entry}" if isinstance(sweep.cuts, dict) else "cuts"
+        try:
+            selected[entry] = cards[entry].select(choice)
+        except RaystitchError as error:
+            faults.append(Fault(place, str(error)))
+    return selected, faults
+
+
+def _fula_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Fault]:
+    if "fula" not in sweep.objectives:
+        return
+    models = sweep.models()
+    for entry in dict.fromkeys(models[pair.end].entry for _, pair in sweep.pair_list()):
+        if entry not in cards:
+            continue
+        try:
+            cards[entry].select(sweep.fula_cuts)
+        except RaystitchError as error:
+            yield Fault("fula_cuts", str(error))
+
+
+def _pair_faults(
+    sweep: Sweep, cards: Mapping[str, NetworkCard], selected: Mapping[str, Sequence[CutCard]]
+) -> Iterator[Fault]:
+    models = sweep.models()
+    identity = sweep.training.init == "identity"
+
+    @cache
+    def compare(front: str, end: str) -> tuple[str, ...]:
+        if front not in cards or end not in cards:
+            return ()
+        whole = list(_network_faults(cards[front], cards[end]))
+        if not whole and front in selected and end in selected:
+            whole = list(_stitch_faults(selected[front], selected[end], identity))
+        return tuple(whole)
+
+    for place, pair in sweep.pair_list():
+        for message in compare(models[pair.front].entry, models[pair.end].entry):
+            yield Fault(place, f"{pair.front} → {pair.end}: {message}")
+
+
+def _network_faults(front: NetworkCard, end: NetworkCard) -> Iterator[str]:
+    if front.classes != end.classes:
+        yield f"the front has {front.classes} classes and the end {end.classes}; they must match"
+    if front.input_shape != end.input_shape:
+        yield (
+            f"the front takes images of {front.input_shape} and the end of {end.input_shape}; "
+            "they must match"
+        )
+
+
+def _stitch_faults(
+    front: Sequence[CutCard], end: Sequence[CutCard], identity: bool
+) -> Iterator[str]:
+    pairs = pair_cuts(front, end)
+    refused = [reason for pair in pairs if (reason := refusal(*pair)) is not None]
+    if refused:
+        rest = f", and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
+        yield (
+            f"{'; '.join(refused[:SHOWN])}{rest}. Maps are stitched to maps, tokens to as many "
+            "tokens, vectors to vectors: choose other `cuts`"
+        )
+    unequal = [pair for pair in pairs if refusal(*pair) is None and pair[0].shape != pair[1].shape]
+    if identity and unequal:
+        first, second = unequal[0]
+        yield (
+            f"`init: identity` needs equal shapes, but {first.name} is {first.shape} and "
+            f"{second.name} is {second.shape}; use `init: lstsq` or `random`"
+        )

@@ -1,0 +1,73 @@
+"""From a sweep file to a `Sweep`: all faults of the file at once, each with its place.
+
+``read_sweep(path)`` gives the valid part and the faults; with the networks' cards, ``card_faults``
+then finds those that need to know the networks. `require` raises them all as one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from raystitch.errors import Fault, RaystitchError, SweepFileError
+from raystitch.sweep.card_faults import card_faults
+from raystitch.sweep.draft import Draft
+from raystitch.sweep.references import report_references
+from raystitch.sweep.spec import Sweep
+from raystitch.sweep.yaml_text import load_yaml
+
+__all__ = ["card_faults", "parse_sweep", "read_sweep", "require"]
+
+
+def read_sweep(path: Path) -> tuple[Sweep | None, tuple[Fault, ...]]:
+    """The valid part of a sweep file (the whole of it when there is no fault) and its faults.
+
+    Raises `RaystitchError` when the file cannot be read at all.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RaystitchError(f"{path} is not a text file in UTF-8: {error}.") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RaystitchError(f"The sweep file {path} cannot be read: {reason}.") from error
+    return parse_sweep(text, path.parent)
+
+
+def parse_sweep(text: str, folder: Path | None = None) -> tuple[Sweep | None, tuple[Fault, ...]]:
+    """The valid part of a sweep file's text, and all its faults.
+
+    folder: the file's own: weights are looked for from there, and not at all when None.
+    """
+    values, faults = load_yaml(text)
+    if faults and values is None:
+        return None, tuple(faults)
+    if not isinstance(values, dict):
+        message = "should be a mapping: `name:`, `data:`, `zoo:`, `pairs:` and so on"
+        return None, (*faults, Fault("file", message))
+    draft = Draft(values)
+    sweep = draft.validate()
+    if sweep is not None:
+        report_references(draft, sweep, folder)
+        sweep = draft.validate()
+    return _placed(sweep, folder), (*faults, *draft.sorted_faults())
+
+
+def require(path: Path, sweep: Sweep | None, faults: Sequence[Fault]) -> Sweep:
+    """The sweep of a file without faults; `SweepFileError` with all of them otherwise."""
+    if faults or sweep is None:
+        raise SweepFileError(str(path), faults)
+    return sweep
+
+
+def _placed(sweep: Sweep | None, folder: Path | None) -> Sweep | None:
+    """The sweep with its weight files counted from the working directory."""
+    if sweep is None or folder is None:
+        return sweep
+    zoo = {
+        name: entry.model_copy(update={"weights": str(folder / entry.weights)})
+        if entry.weights is not None
+        else entry
+        for name, entry in sweep.zoo.items()
+    }
+    return sweep.model_copy(update={"zoo": zoo})

@@ -1,0 +1,114 @@
+"""Faults between the parts of a sweep file: names of nothing, combinations without a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from raystitch.errors import choices
+from raystitch.names import UNLABELLED_PROTOCOLS
+from raystitch.sweep import sentences
+from raystitch.sweep.draft import Draft
+from raystitch.sweep.spec import Grid, Sweep
+
+
+def report_references(draft: Draft, sweep: Sweep, folder: Path | None) -> None:
+    """Report the faults between the parts of ``sweep``, the valid part of ``draft``.
+
+    folder: that of the file, where weights are looked for; not looked for when None.
+    """
+    _report_zoo(draft, sweep, folder)
+    _report_models(draft, sweep)
+    _report_repeated_pairs(draft, sweep)
+    _report_cuts(draft, sweep)
+    _report_combinations(draft, sweep)
+
+
+def _report_zoo(draft: Draft, sweep: Sweep, folder: Path | None) -> None:
+    if not sweep.zoo and not draft.is_touched(("zoo",)):
+        draft.report(("zoo",), "is empty; give at least one network")
+    for name, entry in sweep.zoo.items():
+        if entry.weights is None or folder is None:
+            continue
+        path = folder / entry.weights
+        if not path.is_file():
+            draft.report(("zoo", name, "weights"), f"there is no file {path}; give its place")
+
+
+def _report_models(draft: Draft, sweep: Sweep) -> None:
+    models = sweep.models()
+    for path, name in list(_references(sweep)):
+        entry = name.rpartition("-")[0]
+        # What names a faulty entry would be right once the entry is: no fault of its own.
+        unknown_zoo = not sweep.zoo or draft.is_touched(("zoo", entry))
+        is_marker = str(path[-1]).endswith("_marker")
+        if name not in models and unknown_zoo:
+            draft.cut_out(path)
+        elif name not in models:
+            draft.report(path, _no_model(sweep, name))
+        elif is_marker and sweep.marker_of(name) is None and not unknown_zoo:
+            draft.report(path, f"{name} was trained without a marker; {_with_marker(sweep)}")
+
+
+def _no_model(sweep: Sweep, name: str) -> str:
+    if name in sweep.zoo:
+        seeds = sweep.zoo[name].seeds
+        models = ", ".join(f"{name}-{seed}" for seed in seeds)
+        return f"{name!r} is an entry of the zoo; name one of its networks: {models}"
+    return f"there is no such network; {choices(name, sweep.models())}"
+
+
+def _with_marker(sweep: Sweep) -> str:
+    names = [m.name for m in sweep.models().values() if sweep.zoo[m.entry].marker is not None]
+    return f"networks with one: {', '.join(names) or '(none)'}"
+
+
+def _references(sweep: Sweep) -> Iterator[tuple[sentences.Path, str]]:
+    """Every mention of a network, with its place."""
+    if isinstance(sweep.pairs, Grid):
+        for field in ("fronts", "ends"):
+            for number, name in enumerate(getattr(sweep.pairs, field)):
+                yield ("pairs", field, number), name
+    elif isinstance(sweep.pairs, tuple):
+        numbers = sweep.pair_numbers()
+        for number, pair in zip(numbers, sweep.pairs, strict=True):
+            for field in ("front", "end", "stitch_marker", "test_marker"):
+                if (name := getattr(pair, field)) is not None:
+                    yield ("pairs", number, field), name
+
+
+def _report_repeated_pairs(draft: Draft, sweep: Sweep) -> None:
+    if not isinstance(sweep.pairs, tuple):
+        return
+    first: dict[object, int] = {}
+    for number, pair in zip(sweep.pair_numbers(), sweep.pairs, strict=True):
+        if pair in first and not draft.is_touched(("pairs", number)):
+            draft.report(("pairs", number), f"is pairs[{first[pair]}] again; give it once")
+        first.setdefault(pair, number)
+    if not sweep.pairs and not draft.is_touched(("pairs",)):
+        draft.report(("pairs",), "is empty; give at least one pair")
+
+
+def _report_cuts(draft: Draft, sweep: Sweep) -> None:
+    if not isinstance(sweep.cuts, dict) or not sweep.zoo:
+        return
+    for entry in sweep.cuts:
+        if entry not in sweep.zoo and not draft.is_touched(("zoo", entry)):
+            message = f"there is no such entry of the zoo; {choices(entry, sweep.zoo)}"
+            draft.report(("cuts", entry), message)
+    used = dict.fromkeys(
+        name.rpartition("-")[0] for _, pair in sweep.pair_list() for name in (pair.front, pair.end)
+    )
+    absent = [e for e in used if e in sweep.zoo and e not in sweep.cuts]
+    for entry in absent:
+        if not draft.is_touched(("cuts", entry)):
+            draft.add(("cuts",), f"says nothing for {entry}, which pairs use; add `{entry}: ...`")
+
+
+def _report_combinations(draft: Draft, sweep: Sweep) -> None:
+    if set(sweep.objectives) == {"hlm"} and set(sweep.protocols) <= UNLABELLED_PROTOCOLS:
+        draft.add(
+            ("objectives",),
+            f"hlm needs labels, and {', '.join(sweep.protocols)} has none: no cell is left; "
+            "add another objective or protocol",
+        )
