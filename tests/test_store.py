@@ -342,7 +342,7 @@ def test_reading_many_files_is_quick(store: CellStore) -> None:
         store.write([row(f"k{count}")], "u")
     started = time.perf_counter()
     assert store.read().height == 100
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 10, "a resume reads thousands"
 
 
 @pytest.mark.parametrize(
@@ -350,6 +350,9 @@ def test_reading_many_files_is_quick(store: CellStore) -> None:
     [
         "raystitch.results.schema",
         "raystitch.results.store",
+        "raystitch.results.tensors",
+        "raystitch.results.summary",
+        "raystitch.results.query",
         "raystitch.data.shards",
     ],
 )

@@ -138,8 +138,7 @@ class CellStore:
             warnings.warn(text, SetAsideWarning, stacklevel=2)
         if keys is None:
             return reading.frame
-        wanted = pl.Series("key", list(keys), dtype=pl.String)
-        return reading.frame.join(wanted.to_frame(), on="key", how="semi", maintain_order="left")
+        return reading.frame.filter(pl.col("key").is_in(list(keys)))
 
     def scan(self) -> Reading:
         """As `read`, with the warnings returned instead of raised."""

@@ -1,0 +1,265 @@
+"""Rows as similarity tensors: a long frame, and a dense array with labelled axes.
+
+Every setting in which two cells of one sweep may differ besides the models, cuts, objective,
+protocol and seed has an axis of its own (both markers, data, preset, budget), of length 1 where it
+does not vary. So a pair that stands twice in a sweep, with and without marked images, fills two
+places, and two cells are never merged: where two keys still claim one place, that is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from raystitch.errors import RaystitchError, StorageError, choices
+from raystitch.files import atomic_path
+from raystitch.names import OBJECTIVES, PROTOCOLS
+from raystitch.results.schema import METRICS, PLACE
+
+NO_LABEL = "none"
+"""Label of an axis where the column is null, as for no marker."""
+
+LARGEST = 2**27
+"""Most values a dense tensor may have: 1 GiB of float64."""
+
+_INTEGER = ("budget", "seed")
+_KNOWN: dict[str, tuple[str, ...]] = {"objective": OBJECTIVES, "protocol": PROTOCOLS}
+_CUT_INDEX = {"front_cut": "front_cut_index", "end_cut": "end_cut_index"}
+
+Label = str | int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A dense array with labelled axes.
+
+    values: float64, NaN where there is no value; counts: int32, how many cells are behind each
+    value (0 or 1, more after a mean); axes: axis name -> its labels, in the order of the array.
+    """
+
+    values: NDArray[np.float64]
+    counts: NDArray[np.int32]
+    axes: dict[str, tuple[Label, ...]]
+
+    def __post_init__(self) -> None:
+        lengths = tuple(len(labels) for labels in self.axes.values())
+        assert self.values.shape == self.counts.shape == lengths, "axes do not fit the array"
+        assert np.array_equal(np.isnan(self.values), self.counts == 0), "a value without a cell"
+
+    @property
+    def missing(self) -> int:
+        """Places without a value."""
+        return int((self.counts == 0).sum())
+
+    def select(self, **wanted: Label | Sequence[Label]) -> Tensor:
+        """The part at these labels: a label drops its axis, a list of labels keeps it.
+
+        >>> tensor.select(metric="agreement", protocol=["standard", "noise"])  # doctest: +SKIP
+        """
+        values, counts, axes = self.values, self.counts, dict(self.axes)
+        for axis, labels in wanted.items():
+            place = self._place(axis, axes)
+            alone = isinstance(labels, str | int)
+            chosen = [labels] if isinstance(labels, str | int) else list(labels)
+            positions = [self._position(axis, label) for label in chosen]
+            taken: Any = positions[0] if alone else positions
+            values, counts = values.take(taken, axis=place), counts.take(taken, axis=place)
+            axes[axis] = tuple(self.axes[axis][position] for position in positions)
+            if alone:
+                del axes[axis]
+        return Tensor(np.asarray(values), np.asarray(counts), axes)
+
+    def mean_over(self, axis: str) -> Tensor:
+        """The mean over an axis of the cells that are there, ``counts`` saying over how many."""
+        place = self._place(axis, self.axes)
+        counts = self.counts.sum(axis=place, dtype=np.int32)
+        sums = np.where(self.counts > 0, self.values * self.counts, 0.0).sum(axis=place)
+        mean = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        kept = {name: labels for name, labels in self.axes.items() if name != axis}
+        return Tensor(np.asarray(mean), np.asarray(counts), kept)
+
+    def save(self, path: Path) -> None:
+        """Write an ``.npz``: ``values``, ``counts``, ``axes`` (names), ``axis_<name>`` (labels).
+
+        It holds no pickled objects: ``np.load(path, allow_pickle=False)`` opens it.
+        """
+        labels = {f"axis_{name}": np.array(labels) for name, labels in self.axes.items()}
+        arrays = {"values": self.values, "counts": self.counts, "axes": np.array([*self.axes], str)}
+        with atomic_path(path) as temporary, temporary.open("wb") as handle:
+            np.savez_compressed(handle, allow_pickle=False, **arrays, **labels)
+
+    @classmethod
+    def load(cls, path: Path) -> Tensor:
+        """The tensor at ``path``; `StorageError` names a file that holds none."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                names = [str(name) for name in stored["axes"]]
+                axes = {name: tuple(stored[f"axis_{name}"].tolist()) for name in names}
+                return cls(stored["values"], stored["counts"], axes)
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            EOFError,
+            AssertionError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise StorageError(f"{path} cannot be read as a tensor: {error}.") from error
+
+    def _place(self, axis: str, axes: Iterable[str]) -> int:
+        if axis not in axes:
+            raise RaystitchError(f"the tensor has no such axis: {choices(axis, axes)}.")
+        return list(axes).index(axis)
+
+    def _position(self, axis: str, label: Label) -> int:
+        labels = self.axes[axis]
+        if label not in labels:
+            raise RaystitchError(
+                f"the tensor has nothing there on its axis {axis}: "
+                f"{choices(label, map(str, labels))}."
+            )
+        return labels.index(label)
+
+
+def long(cells: pl.DataFrame) -> pl.DataFrame:
+    """One row per cell and metric that has a value: key, place, cut indices, metric, value."""
+    check_places(cells)
+    by = ["key", *PLACE, *_CUT_INDEX.values()]
+    metrics = [pl.col(name).cast(pl.Float64) for name in METRICS]
+    frame = cells.filter(pl.col("status") == "ok").sort(*PLACE).select(*by, *metrics)
+    melted = frame.unpivot(METRICS, index=by, variable_name="metric", value_name="value")
+    return melted.filter(pl.col("value").is_not_null() & pl.col("value").is_not_nan())
+
+
+def dense(
+    cells: pl.DataFrame,
+    planned: pl.DataFrame | None = None,
+    metrics: Sequence[str] = METRICS,
+) -> Tensor:
+    """The dense tensor: the axes `PLACE`, then ``metric``.
+
+    Cuts stand in data order, models in natural order. A failed cell has its place and no value, and
+    so have the cells of ``planned`` (a frame with the columns of a place and the cut indices) that
+    are not stored. `RaystitchError` where two cells share a place or the array would be too large.
+    """
+    check_places(cells)
+    columns = [*PLACE, *_CUT_INDEX.values()]
+    spread = cells.select(columns)
+    if planned is not None:
+        same_types = [pl.col(name).cast(kind) for name, kind in spread.schema.items()]
+        spread = pl.concat([spread, planned.select(same_types)])
+    axes: dict[str, tuple[Label, ...]] = {name: _labels(spread, name) for name in PLACE}
+    axes["metric"] = tuple(metrics)
+    shape = tuple(len(labels) for labels in axes.values())
+    if np.prod(shape, dtype=float) > LARGEST:
+        raise RaystitchError(
+            f"a dense tensor of {' x '.join(map(str, shape))} values ({', '.join(axes)}) is too "
+            "large; take fewer models, cuts or metrics, or use the long table, which has all."
+        )
+    values = np.full(shape, np.nan)
+    good = cells.filter(pl.col("status") == "ok")
+    figures = good.select(pl.col(name).cast(pl.Float64) for name in metrics).to_numpy()
+    values[tuple(_positions(good, name, axes[name]) for name in PLACE)] = figures
+    return Tensor(values, (~np.isnan(values)).astype(np.int32), axes)
+
+
+def write_tensors(cells: pl.DataFrame, folder: Path, planned: pl.DataFrame | None = None) -> Tensor:
+    """Write ``long.parquet`` and ``dense.npz`` into ``folder``; the dense tensor.
+
+    A file that would come out the same is left as it is.
+    """
+    frame, path = long(cells), folder / "long.parquet"
+    if not _holds(path, frame):
+        with atomic_path(path) as temporary:
+            frame.write_parquet(temporary)
+    tensor, path = dense(cells, planned), folder / "dense.npz"
+    if not _holds(path, tensor):
+        tensor.save(path)
+    return tensor
+
+
+def check_places(cells: pl.DataFrame) -> None:
+    """`RaystitchError` where two cells with different keys claim one place, naming what differs."""
+    twice = cells.group_by(*PLACE, maintain_order=True).agg("key", "settings")
+    twice = twice.filter(pl.col("key").list.len() > 1)
+    if not twice.height:
+        return
+    first = twice.row(0, named=True)
+    place = ", ".join(f"{name} {first[name]}" for name in PLACE if first[name] is not None)
+    differ = ", ".join(_differences(*first["settings"][:2])) or "unknown settings"
+    raise RaystitchError(
+        f"{twice.height} place{'s have' if twice.height > 1 else ' has'} more than one cell, and "
+        f"cells are never merged. The first: {place}; its cells differ in {differ}. Take only the "
+        "keys of one plan, or filter the rows first."
+    )
+
+
+def natural(text: str) -> list[tuple[int, int | str]]:
+    """A sort key under which ``clean-2`` comes before ``clean-10``."""
+    pieces = re.findall(r"\d+|\D+", text)
+    return [(0, int(piece)) if piece.isdigit() else (1, piece) for piece in pieces]
+
+
+def ordered(values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Each value once: those known in their known order, then the others by name."""
+    present = set(values)
+    return (*(v for v in known if v in present), *sorted(present - set(known)))
+
+
+def _labels(spread: pl.DataFrame, name: str) -> tuple[Label, ...]:
+    column = _filled(spread, name)
+    if name in _CUT_INDEX:
+        index = pl.Series("index", spread[_CUT_INDEX[name]])
+        first = pl.DataFrame([column, index]).group_by(name).agg(pl.col("index").min())
+        return tuple(first.sort("index", name)[name])
+    if name in _INTEGER:
+        return tuple(sorted(set(column)))
+    if name in _KNOWN:
+        return ordered(column, _KNOWN[name])
+    return tuple(sorted(set(column), key=lambda text: (text != NO_LABEL, natural(str(text)))))
+
+
+def _positions(cells: pl.DataFrame, name: str, labels: Sequence[Label]) -> NDArray[np.intp]:
+    place = {label: position for position, label in enumerate(labels)}
+    return np.array([place[label] for label in _filled(cells, name)], dtype=np.intp)
+
+
+def _filled(cells: pl.DataFrame, name: str) -> pl.Series:
+    """A column as labels: no marker is `NO_LABEL`, no budget is 1."""
+    default: Label = {"budget": 1, "seed": 0}.get(name, NO_LABEL)
+    return cells[name].fill_null(default)
+
+
+def _differences(left: str | None, right: str | None, limit: int = 5) -> list[str]:
+    """Dotted names of the settings in which two cells differ, at most ``limit``."""
+    a, b = (_flat(json.loads(text)) if text else {} for text in (left, right))
+    missing = object()
+    return sorted(k for k in a.keys() | b.keys() if a.get(k, missing) != b.get(k, missing))[:limit]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    inner = [_flat(v, f"{name}.{k}" if name else str(k)) for k, v in value.items()]
+    return {key: v for part in inner for key, v in part.items()}
+
+
+def _holds(path: Path, content: pl.DataFrame | Tensor) -> bool:
+    """Whether ``path`` already holds this content."""
+    try:
+        if isinstance(content, pl.DataFrame):
+            return pl.read_parquet(path).equals(content)
+        stored = Tensor.load(path)
+    except (OSError, StorageError, pl.exceptions.PolarsError):
+        return False
+    same = np.array_equal(stored.values, content.values, equal_nan=True)
+    return same and stored.axes == content.axes
