@@ -1,0 +1,143 @@
+"""Identities: the canonical form, and the key, of everything that can change a number.
+
+What is stored is found again by its key, the hash of an identity in canonical JSON. An identity is
+a plain nested dict that holds all that can change the thing and nothing that cannot: no paths (a
+file is known by its content), no names (an entry may be renamed), nothing of `execution`.
+
+When `KEY_VERSION` must change: whenever a field keeps its name and value but comes to mean
+something else, or the same settings come to give other numbers on purpose (another default inside
+the code, a mended error). All stored work is then pending. It must *not* change when a release adds
+a setting: name the new field in its class's ``later``, and at its default it stays out of the
+identity, so stored work stays stored. Nor when a default changes: identities hold values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from raystitch.names import IRI_PROTOCOLS, Protocol
+from raystitch.settings import Marker, Recipe, Settings
+from raystitch.sweep.zoo_entry import RECIPE_FIELDS, ROBUST_FIELDS, ZooEntry
+
+KEY_VERSION = 1
+KEY_LENGTH = 20
+"""Hex digits of a key: 80 bits, so that a million keys meet with a chance of 4e-13."""
+
+Identity = dict[str, Any]
+
+
+def canonical(value: Any) -> str:
+    """Canonical JSON: sorted keys, no spaces, ASCII, floats by ``repr``; tuples are lists.
+
+    A whole number and a float differ (``1`` and ``1.0``): settings hold floats wherever they are
+    real, so that ``lr: 1`` and ``lr: 1.0`` are one. `ValueError` for NaN and infinities,
+    `TypeError` for what JSON cannot hold.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_key(value: Any) -> str:
+    """The key of an identity: the first 20 hex digits of the SHA-256 of its canonical form."""
+    return key_of_text(canonical(value))
+
+
+def key_of_text(text: str) -> str:
+    """`content_key` of what is canonical already."""
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:KEY_LENGTH]
+
+
+def dump(settings: Settings) -> Identity:
+    """A settings model as plain values, without its ``later`` fields at their default."""
+    fields = type(settings).model_fields
+    return {
+        name: _plain(value)
+        for name in fields
+        if (value := getattr(settings, name)) != fields[name].default or name not in settings.later
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return dump(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def dump_recipe(recipe: Recipe) -> Identity:
+    """A recipe without the fields that it has no use for."""
+    unused = {"standard": ROBUST_FIELDS, "robust": (), "untrained": RECIPE_FIELDS}[recipe.name]
+    return {name: value for name, value in dump(recipe).items() if name not in unused}
+
+
+def dump_marker(marker: Marker | None) -> Identity | None:
+    """A marker whose seed is known; None for none."""
+    assert marker is None or marker.seed is not None
+    return None if marker is None else dump(marker)
+
+
+def network_identity(
+    entry: ZooEntry, seed: int, data: Mapping[str, Any], weights_digest: str | None = None
+) -> Identity:
+    """All that defines one network of the zoo.
+
+    data: identity of the images it is trained on; weights_digest: SHA-256 of its weight file.
+    """
+    identity: Identity = {"arch": entry.arch, "kwargs": dict(entry.kwargs)}
+    if entry.mean is not None and entry.std is not None:
+        identity |= {"mean": list(entry.mean), "std": list(entry.std)}
+    if entry.weights is not None:
+        assert weights_digest is not None
+        return identity | {"weights": weights_digest}
+    if entry.pretrained:
+        return identity | {"pretrained": True}
+    return identity | {
+        "recipe": dump_recipe(entry.to_recipe()),
+        "seed": seed,
+        "marker": dump_marker(entry.marker_of(seed)),
+        "data": dict(data),
+    }
+
+
+def untrained_twin(network: Mapping[str, Any], data: Mapping[str, Any]) -> Identity:
+    """The network of the same architecture and seed that was never trained (`foreign` IRIs).
+
+    Networks that were not trained here have no seed; their twin's is 0.
+    """
+    kept = {name: network[name] for name in ("arch", "kwargs", "mean", "std") if name in network}
+    return kept | {
+        "recipe": dump_recipe(Recipe(name="untrained")),
+        "seed": network.get("seed", 0),
+        "marker": None,
+        "data": dict(data),
+    }
+
+
+def image_identity(data: Mapping[str, Any], split: str, part: Mapping[str, Any]) -> Identity:
+    """A set of images; ``part``: a cell's ``stitch`` (split ``train``) or ``test`` (``test``)."""
+    return {"version": KEY_VERSION, "data": dict(data), "split": split, **part}
+
+
+def iri_front(settings: Mapping[str, Any]) -> Identity | None:
+    """The network whose IRIs a cell of these settings trains on; None where on none."""
+    protocol = cast("Protocol", settings["protocol"])
+    if protocol not in IRI_PROTOCOLS:
+        return None
+    front = settings["front"]
+    return untrained_twin(front, settings["data"]) if protocol == "foreign" else dict(front)
+
+
+def iri_identity(settings: Mapping[str, Any]) -> Identity | None:
+    """The set of IRIs that a cell of these settings trains on; None where on none."""
+    front = iri_front(settings)
+    if front is None:
+        return None
+    same = {name: settings[name] for name in ("data", "stitch", "iris", "seed")}
+    return {"version": KEY_VERSION, "front": front, "cut": settings["front_cut"], **same}
+
+
+def unit_identity(settings: Mapping[str, Any]) -> Identity:
+    """What the cells of one unit share: their front, cut, inputs, seed and training."""
+    ends = {"end", "end_cut", "objective", "fula_cuts", "test"}
+    return {name: value for name, value in settings.items() if name not in ends}
