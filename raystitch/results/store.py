@@ -124,7 +124,9 @@ class CellStore:
         table = pa.Table.from_pylist([_checked(row) for row in rows], schema=CELL_SCHEMA)
         table = table.replace_schema_metadata({_FORMAT_KEY: _FORMAT, _DIGEST_KEY: _digest(table)})
         with atomic_path(path) as temporary:
-            pq.write_table(table, temporary, compression="zstd")
+            pq.write_table(
+                table, temporary, compression="zstd", use_dictionary=False, write_statistics=False
+            )
         return path
 
     def read(self, keys: Iterable[str] | None = None) -> pl.DataFrame:
@@ -196,7 +198,8 @@ class _ForeignError(Exception):
 
 def _parse(data: bytes, path: Path) -> tuple[pa.Table, str | None]:
     """The rows in the declared schema, and a warning about columns of a later release, if any."""
-    table = pq.ParquetFile(pa.BufferReader(data)).read()
+    # One thread: to share out a few kilobytes takes longer than to read them.
+    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     metadata = table.schema.metadata or {}
     marker = metadata.get(_FORMAT_KEY)
     if marker is None or not marker.startswith(b"cells/"):
@@ -218,19 +221,18 @@ def _parse(data: bytes, path: Path) -> tuple[pa.Table, str | None]:
 
 def _digest(table: pa.Table) -> bytes:
     """SHA-256 of the rows, names of columns included: Parquet's own checksums leave out names."""
-    text = json.dumps(table.to_pylist(), default=datetime.isoformat)
+    text = json.dumps(table.to_pylist(), default=str)
     return hashlib.sha256(text.encode()).hexdigest().encode()
 
 
 def _completed(table: pa.Table) -> pa.Table:
     """The declared columns in order; those an older release did not have are null."""
+    stored = dict(zip(table.column_names, table.columns, strict=True))
     for name in ("key", "status"):
-        if name not in table.column_names or table.column(name).null_count:
+        if name not in stored or stored[name].null_count:
             raise _ForeignError(f"it has rows without {name}")
     columns = [
-        table.column(field.name)
-        if field.name in table.column_names
-        else pa.nulls(table.num_rows, field.type)
+        stored[field.name] if field.name in stored else pa.nulls(table.num_rows, field.type)
         for field in CELL_SCHEMA
     ]
     return pa.table(columns, schema=CELL_SCHEMA)
