@@ -28,6 +28,8 @@ KEY_LENGTH = 20
 
 Identity = dict[str, Any]
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 def canonical(value: Any) -> str:
     """Canonical JSON: sorted keys, no spaces, ASCII, floats by ``repr``; tuples are lists.
@@ -36,7 +38,7 @@ def canonical(value: Any) -> str:
     real, so that ``lr: 1`` and ``lr: 1.0`` are one. `ValueError` for NaN and infinities,
     `TypeError` for what JSON cannot hold.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def content_key(value: Any) -> str:

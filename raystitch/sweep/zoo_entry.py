@@ -125,13 +125,14 @@ class ZooEntry(RecipeFields):
             yield "marker", "an `untrained` network sees no images to mark; leave it out"
 
     def _ready_made_faults(self) -> Iterator[tuple[str, str]]:
-        # What is said of the weights themselves comes last: a reader goes on without them.
+        # Last what a reader goes on without: the recipe's name takes its numbers along, the weights
+        # take what they exclude.
         source = "weights" if self.weights is not None else "pretrained"
         if self.weights is not None and self.pretrained:
             yield "pretrained", "`weights` already says where the weights are; give one of the two"
         if len(self.seeds) > 1:
             yield "seeds", f"with `{source}` all seeds would be one network; give one seed"
-        for field in ("recipe", "marker", *RECIPE_FIELDS):
+        for field in ("marker", *RECIPE_FIELDS, "recipe"):
             if field in self.model_fields_set:
                 yield field, f"is for networks trained by the sweep; `{source}` gives the weights"
         if self.weights is not None and PurePath(self.weights).suffix not in WEIGHT_SUFFIXES:
