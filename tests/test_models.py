@@ -312,6 +312,7 @@ def card_of(network: Network) -> ModelCard:
         digest=digest(network),
         parameters=sum(p.numel() for p in network.parameters()),
         accuracy=97.5,
+        marker_accuracy=None,
         wrong_marker_accuracy=None,
         robust_accuracy=None,
         seconds=1.5,

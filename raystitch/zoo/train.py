@@ -43,7 +43,9 @@ def train(
 
     SGD with Nesterov momentum and coupled weight decay; the learning rate falls tenfold at one
     and at two thirds of the epochs. Order of images, places of the marker (fresh per image and
-    epoch) and dropout all follow from ``seed``; the global random state is left as it was.
+    epoch) and dropout all follow from ``seed``; the global random state is left as it was. The
+    same seed gives the same bits on one kind of machine with one number of threads: torch sums in
+    another order with 2 threads than with 1.
     on_epoch: called with the number of epochs done and the mean loss of the last one.
     Raises `RaystitchError` when the loss is no longer finite.
     """
