@@ -140,7 +140,7 @@ class ModelCard:
 
     identity: all that defines the network (its part of a cell's settings).
     digest: SHA-256 of its parameters and buffers. Accuracies are in percent on the test images,
-    clean, with the marker of the wrong class, and under PGD, each null where it does not apply.
+    clean, with its marker, with the marker of the wrong class, and under PGD, null where it does not apply.
     """
 
     name: str
@@ -149,6 +149,7 @@ class ModelCard:
     digest: str
     parameters: int
     accuracy: float
+    marker_accuracy: float | None
     wrong_marker_accuracy: float | None
     robust_accuracy: float | None
     seconds: float

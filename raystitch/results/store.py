@@ -59,6 +59,10 @@ class Storage:
         """Folder of one network: ``weights.safetensors``, then ``card.json`` as its done marker."""
         return self.root / "artifacts" / "models" / _name(key)
 
+    def model_card(self, key: str) -> Path:
+        """The card of one network: there once the network is finished."""
+        return self.model(key) / "card.json"
+
     def images(self, key: str) -> Path:
         """Folder of image shards ``part-*.parquet``."""
         return self.root / "artifacts" / "images" / _name(key)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from raystitch.stitching.evaluate import Answers
-from raystitch.stitching.iris import to_unit
 from raystitch.stitching.objectives import Answer
+from raystitch.zoo.pixels import to_unit
 
 COMPUTE_BATCH = 128
 """Images per forward pass of a frozen network."""

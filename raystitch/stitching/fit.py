@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -40,9 +41,9 @@ DIVERGED = 1e3
 class Tail(Protocol):
     """The end from its cut on."""
 
-    def __call__(self, activation: Tensor) -> Tensor: ...
+    def __call__(self, activation: Tensor, /) -> Tensor: ...
 
-    def observe(self, activation: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def observe(self, activation: Tensor, /) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and the activations at the taps the tail was made with."""
         ...
 
@@ -95,6 +96,7 @@ class UnitJob:
 class Finished:
     """How one cell ended: its trained T and figures, or the reason it failed.
 
+    seconds: the cell's own, with its share of what the unit does once for all.
     curve: its loss after each epoch, on held-out inputs (plateau) or in training (step).
     """
 
@@ -125,7 +127,8 @@ class UnitFit:
         for job in self.jobs:
             cell = _CellFit(self.unit, job)
             try:
-                cell.start(self.training_positions, self.held_out)
+                with cell.timed():
+                    cell.start(self.training_positions, self.held_out)
             except CellError as error:
                 yield cell.failed(str(error))
             else:
@@ -136,8 +139,11 @@ class UnitFit:
         self.epochs += 1
         ended = dict(self._train())
         for cell in list(self.live):
-            if cell not in ended and (outcome := cell.close_epoch(self.held_out)) is not None:
-                ended[cell] = outcome
+            if cell not in ended:
+                with cell.timed():
+                    outcome = cell.close_epoch(self.held_out)
+                if outcome is not None:
+                    ended[cell] = replace(outcome, seconds=cell.seconds)
             if cell in ended:
                 self.live.remove(cell)
                 yield ended[cell]
@@ -145,14 +151,18 @@ class UnitFit:
     def _train(self) -> Iterator[tuple[_CellFit, Finished]]:
         failed: set[_CellFit] = set()
         for positions in self._batches():
+            began = time.perf_counter()
             activation = self.unit.front.own(positions).activations[self.unit.front_cut.name]
             targets = {name: self.unit.ends[name].own(positions) for name in self._live_ends()}
             labels = _labels(self.unit, positions)
+            share = (time.perf_counter() - began) / len(self.live)
             for cell in self.live:
                 if cell in failed:
                     continue
+                cell.seconds += share
                 try:
-                    cell.step(activation, targets[cell.job.end], labels)
+                    with cell.timed():
+                        cell.step(activation, targets[cell.job.end], labels)
                 except CellError as error:
                     failed.add(cell)
                     yield cell, cell.failed(str(error))
@@ -179,11 +189,20 @@ class _CellFit:
         self.cuts = job.fula_cuts if self.rule.needs_taps else (job.end_cut.name,)
         self.stitch: Stitch | None = None
         self.epochs = self.steps = 0
-        self.began = time.perf_counter()
+        self.seconds = 0.0
         self.curve: list[float] = []
         self.epoch_losses: list[tuple[float, int]] = []
         self.loss_init: float | None = None
         self.agreement_init: float | None = None
+
+    @contextmanager
+    def timed(self) -> Generator[None]:
+        """Count the time inside as this cell's own."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def start(self, training_positions: Tensor, held_out: Tensor) -> None:
         unit, training = self.unit, self.unit.training
@@ -227,7 +246,7 @@ class _CellFit:
             None,
             self.epochs,
             self.steps,
-            time.perf_counter() - self.began,
+            self.seconds,
             "failed",
             loss_init=self.loss_init,
             curve=tuple(self.curve),
@@ -242,7 +261,7 @@ class _CellFit:
             self.stitch,
             self.epochs,
             self.steps,
-            time.perf_counter() - self.began,
+            self.seconds,
             self.schedule.reason,
             loss_init=self.loss_init,
             curve=tuple(self.curve),

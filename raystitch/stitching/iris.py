@@ -22,6 +22,7 @@ from raystitch.errors import CellError
 from raystitch.names import IriRule
 from raystitch.seeds import derive
 from raystitch.settings import Iris
+from raystitch.zoo.pixels import to_unit
 
 Front = Callable[[Tensor], Tensor]
 """Images (batch, channels, height, width) in [0, 1] -> activation (batch, *shape)."""
@@ -197,11 +198,6 @@ def _padded(
     full[: len(pixels)] = pixels
     with torch.no_grad():
         return front(to_unit(full, device))[: len(pixels)]
-
-
-def to_unit(pixels: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
-    """uint8 images (n, channels, height, width) as float32 in [0, 1]."""
-    return torch.from_numpy(pixels).to(device).float().div_(255)
 
 
 def _to_uint8(pixels: Tensor, rounding: str) -> npt.NDArray[np.uint8]:

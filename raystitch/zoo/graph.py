@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from raystitch.zoo.probing import Constant, Form, OfBatch, OfInput, Probe, Several, probe
 from raystitch.zoo.rewriting import refuse_shared_storage, remove_unread, write_out_of_place
@@ -200,8 +201,8 @@ class _HalfWriter:
         self.derived: dict[tuple[object, ...], fx.Node] = {}
 
     def copy(self, node: fx.Node) -> None:
-        args = fx.map_arg(node.args, self.value)
-        kwargs = fx.map_arg(node.kwargs, self.value)
+        args = map_arg(node.args, self.value)
+        kwargs = map_arg(node.kwargs, self.value)
         self.copied[node] = self.graph.create_node(
             node.op, node.target, cast(Any, args), cast(Any, kwargs), name=node.name
         )

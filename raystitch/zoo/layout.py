@@ -23,6 +23,7 @@ Layout = tuple[str, ...]
 
 UNKNOWN = "?"
 IMAGES: Layout = ("N", "C", "H", "W")
+TOKENS: Layout = ("N", "T", "C")
 
 _KINDS: dict[str, Kind] = {"CHW": "map", "HWC": "map_last", "TC": "tokens"}
 
@@ -88,6 +89,8 @@ class _Reader:
             return self._item(node, source, before)
         if self._puts_channels_first(node):
             return IMAGES
+        if name in ("layernorm", "layer_norm") and len(before) == 3 and UNKNOWN in before:
+            return TOKENS  # it normalises each token's channels
         return self._like_inputs(node) or self._reduced(node, source, before)
 
     def _like_inputs(self, node: fx.Node) -> Layout | None:

@@ -65,7 +65,7 @@ def find_places(flow: DataFlow, arch: str) -> tuple[list[Place], list[str]]:
     blocks = _blocks(stages_of(flow.module("")), places)
     _name(places, blocks, flow)
     _sort_into_sets(places, blocks, arch, flow)
-    return places, _notes(multiplied, unknown)
+    return places, _notes(len(places), multiplied, unknown)
 
 
 def _calls_that_end(run: list[fx.Node], flow: DataFlow) -> list[Call]:
@@ -205,8 +205,10 @@ def _paper(arch: str, places: list[Place], ends: list[Place]) -> list[Place]:
     return []
 
 
-def _notes(multiplied: int, unknown: int) -> list[str]:
+def _notes(cuts: int, multiplied: int, unknown: int) -> list[str]:
     notes: list[str] = []
+    if not cuts:
+        notes.append("It has no cuts: at no usable place does all data pass through one tensor.")
     if multiplied:
         notes.append(
             f"{multiplied} places are not offered as cuts: their first axis is not the batch."

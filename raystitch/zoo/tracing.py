@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -18,6 +20,7 @@ from raystitch.errors import RaystitchError
 PREFIX = "net"
 """Attribute under which the traced wrapper holds the net; `zoo.models.Network` uses the same."""
 
+_TORCH = str(Path(inspect.getfile(nn.Module)).parents[2])
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -61,8 +64,8 @@ def trace(net: nn.Module, label: str) -> Trace:
     try:
         graph = tracer.trace(root)
     except Exception as fault:
-        place = (tracer.failed_in or "").removeprefix(PREFIX).lstrip(".") or "its own forward"
-        raise _cannot_cut(label, place, fault) from fault
+        place = in_net(tracer.failed_in or "") or "its own forward"
+        raise _cannot_cut(label, f"{place}{_line_of(fault)}", fault) from fault
     _remove_asserts(graph)
     return Trace(label, root, graph, tracer.ends)
 
@@ -184,8 +187,16 @@ def _is_torchs(hook: object) -> bool:
     return type(hook).__module__.startswith("torch.nn.utils")
 
 
+def _line_of(fault: Exception) -> str:
+    """The network's own line of code at which tracing failed."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_TORCH, __file__))]
+    line = own[-1].line if own else None
+    return f" at `{line}`" if line else ""
+
+
 def _cannot_cut(label: str, place: str, reason: object) -> RaystitchError:
-    first = str(reason).strip().split("\n", 1)[0] or type(reason).__name__
+    first = str(reason).strip().split("\n", 1)[0].rstrip(".") or type(reason).__name__
     return RaystitchError(
         f"{label} cannot be cut: torch.fx cannot follow {place}: {first}. A network must run the "
         "same operations whatever its images are; rewrite that part (no branch on values or "

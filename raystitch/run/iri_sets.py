@@ -1,0 +1,137 @@
+"""Sets of IRIs as work: which sets a sweep needs, the shards of each, and how one is built.
+
+A set belongs to one front (or its untrained twin), cut, marker and seed. Its shards are independent
+of each other and of who builds them: an image's pixels do not depend on its shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raystitch.data.shards import Shard, concatenate, is_valid, read_shard, write_shard
+from raystitch.names import IRI_PROTOCOLS
+from raystitch.run.planning import Context
+from raystitch.run.workshop import Workshop
+from raystitch.stitching.iris import null_residuals, synthesise
+from raystitch.stitching.protocols import PROTOCOLS
+from raystitch.sweep.cells import Unit
+from raystitch.sweep.keys import content_key, iri_identity
+
+SHARD_BATCHES = 2
+"""Compute batches in one shard; a shard's size changes no pixel."""
+
+
+@dataclass(frozen=True)
+class IriSetSpec:
+    """One set of IRIs: its key and what it is made from.
+
+    front_model: the front, or the network whose untrained twin is the front (``twin``).
+    digest: of the front's stored weights, so that shards of another training do not count.
+    """
+
+    key: str
+    front_model: str
+    twin: bool
+    cut: str
+    stitch_marker: str | None
+    seed: int
+    digest: str
+
+    def metadata(self) -> dict[str, str]:
+        return {"iri_set": self.key, "front_digest": "untrained" if self.twin else self.digest}
+
+
+@dataclass(frozen=True)
+class IriShardSpec:
+    """One shard of a set: images ``start`` to ``stop`` of the set's images."""
+
+    iri_set: IriSetSpec
+    part: int
+    start: int
+    stop: int
+
+
+def iri_set_of(unit: Unit, context: Context, digests: dict[str, str | None]) -> IriSetSpec | None:
+    """The set that a unit trains on; None where its protocol uses none."""
+    if unit.protocol not in IRI_PROTOCOLS:
+        return None
+    digest = digests[unit.front_model]
+    assert digest is not None, "IRIs are planned after their front is stored"
+    return IriSetSpec(
+        content_key(iri_identity(unit.cells[0].settings)),
+        unit.front_model,
+        PROTOCOLS[unit.protocol].inputs == "untrained",
+        unit.front_cut,
+        unit.stitch_marker,
+        unit.seed,
+        digest,
+    )
+
+
+def shard_specs(iri_set: IriSetSpec, context: Context) -> list[IriShardSpec]:
+    """All shards of a set."""
+    wanted = context.sweep.stitch_images
+    count = context.facts.train if wanted is None else min(wanted, context.facts.train)
+    size = SHARD_BATCHES * context.sweep.iris.batch
+    return [
+        IriShardSpec(iri_set, part, part * size, min(count, (part + 1) * size))
+        for part in range(math.ceil(count / size))
+    ]
+
+
+def missing_shards(iri_sets: Iterable[IriSetSpec], context: Context) -> list[IriShardSpec]:
+    """The shards of these sets that are not stored whole, each set once."""
+    found: dict[tuple[str, int], IriShardSpec] = {}
+    for iri_set in iri_sets:
+        for spec in shard_specs(iri_set, context):
+            path = context.storage.iri_part(iri_set.key, spec.part)
+            if not is_valid(path, spec.stop - spec.start, iri_set.metadata()):
+                found[iri_set.key, spec.part] = spec
+    return list(found.values())
+
+
+def build_shard(spec: IriShardSpec, workshop: Workshop) -> float:
+    """Make one shard and store it; the mean residual of its IRIs.
+
+    Raises `CellError` where an image's activation is zero.
+    """
+    iri_set, iris = spec.iri_set, workshop.context.sweep.iris
+    network = workshop.twin if iri_set.twin else workshop.cut_network
+    front = network(iri_set.front_model).front(iri_set.cut)
+    images = workshop.stitch_images(iri_set.stitch_marker)
+    positions = np.arange(spec.start, spec.stop)
+    made = synthesise(front, images.select(positions), iris, iri_set.seed, workshop.device)
+    nulls = null_residuals(front, images, positions, iris.batch, workshop.device)
+    write_shard(
+        workshop.context.storage.iri_part(iri_set.key, spec.part),
+        made.images,
+        {"residual": made.residual, "null_residual": nulls, "steps": made.steps},
+        iri_set.metadata(),
+    )
+    return float(made.residual.mean())
+
+
+def read_set(iri_set: IriSetSpec, context: Context) -> Shard:
+    """The whole set, in the order of its images."""
+    paths = [
+        context.storage.iri_part(iri_set.key, spec.part) for spec in shard_specs(iri_set, context)
+    ]
+    return concatenate([read_shard(path) for path in paths])
+
+
+def set_figures(iri_set: Shard) -> dict[str, Any]:
+    """What a row says of its IRIs: mean residual and null residual, failed share in percent."""
+    residual = iri_set.extra["residual"].astype(np.float64)
+    null = iri_set.extra["null_residual"].astype(np.float64)
+    known = ~np.isnan(null)
+    failed = residual[known] >= null[known]
+    return {
+        "iri_residual": float(residual.mean()),
+        "iri_null_residual": float(null[known].mean()) if known.any() else None,
+        "iri_failed_share": float(100 * failed.mean()) if known.any() else None,
+    }

@@ -1,0 +1,228 @@
+"""From a sweep file to what is to be done: all faults first, then cells less what is stored.
+
+Loads torch only where a network's card is not stored yet, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from pydantic import ValidationError
+
+from raystitch.cards import ModelCard, NetworkCard
+from raystitch.data import sources
+from raystitch.data.sources import SourceFacts
+from raystitch.errors import Fault, RaystitchError, StorageError
+from raystitch.files import write_text
+from raystitch.results.store import CellStore, Reading, Storage
+from raystitch.sweep.cells import Cell, Status, Unit, units
+from raystitch.sweep.keys import Identity, content_key
+from raystitch.sweep.plan import expand, identities
+from raystitch.sweep.read import card_faults, read_sweep, require
+from raystitch.sweep.resume import pending, subtract
+from raystitch.sweep.spec import Sweep, limited
+
+CARD_VERSION = 1
+"""Part of a stored card's key: raised when cards of the same network come out otherwise."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every stage needs to know of a sweep: plain values that travel to any worker.
+
+    cards: by entry of the zoo; networks: the identity of each network in use, by ENTRY-SEED.
+    """
+
+    sweep: Sweep
+    storage: Storage
+    cards: Mapping[str, NetworkCard]
+    facts: SourceFacts
+    data_identity: Mapping[str, Any]
+    networks: Mapping[str, Identity]
+
+    def model_key(self, model: str) -> str:
+        """Key of the model's artifact."""
+        return content_key(self.networks[model])
+
+    def card_of(self, model: str) -> NetworkCard:
+        return self.cards[self.sweep.models()[model].entry]
+
+    def digests(self) -> dict[str, str | None]:
+        """Digest of each network's stored weights, None where none are stored."""
+        return {model: self._digest(model) for model in self.networks}
+
+    def _digest(self, model: str) -> str | None:
+        path = self.storage.model_card(self.model_key(model))
+        if not path.is_file():
+            return None
+        try:
+            return ModelCard.read(path).digest
+        except (OSError, ValidationError, UnicodeDecodeError) as error:
+            raise StorageError(
+                f"the stored network {path.parent} ({model}) cannot be used: its card.json is "
+                "damaged. Move the folder away and run the sweep again; it is then made anew."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a sweep and how each stands with what is stored."""
+
+    context: Context
+    cells: list[Cell]
+    stored: Reading
+    digests: Mapping[str, str | None]
+    statuses: list[Status]
+
+    @cached_property
+    def pending(self) -> list[Cell]:
+        return pending(self.cells, self.statuses)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        return units(self.pending)
+
+    @cached_property
+    def rows(self) -> pl.DataFrame:
+        """The stored rows that count: those of done and finally failed cells of this plan."""
+        counted = [
+            (cell.key, self.digests[cell.front_model], self.digests[cell.end_model])
+            for cell, status in zip(self.cells, self.statuses, strict=True)
+            if status != "pending"
+        ]
+        names = ("key", "front_digest", "end_digest")
+        wanted = pl.DataFrame(counted, schema=dict.fromkeys(names, pl.String), orient="row")
+        return self.stored.frame.join(wanted, on=list(names), how="semi")
+
+    @cached_property
+    def places(self) -> pl.DataFrame:
+        """Where each planned cell stands among the others: what results are laid out by."""
+        sweep = self.context.sweep
+        same = {"data": sweep.data.source, "preset": sweep.preset, "budget": sweep.budget}
+        names = (
+            *("key", "front_model", "end_model", "front_cut", "end_cut", "front_cut_index"),
+            *("end_cut_index", "stitch_marker", "test_marker", "objective", "protocol", "seed"),
+        )
+        columns = {name: [getattr(cell, name) for cell in self.cells] for name in names}
+        text = {"stitch_marker": pl.String, "test_marker": pl.String}
+        frame = pl.DataFrame(columns, schema_overrides=text)
+        return frame.with_columns(**{name: pl.lit(value) for name, value in same.items()})
+
+
+def load_sweep(
+    path: Path,
+    storage: Storage,
+    *,
+    limit_images: int | None = None,
+    max_epochs: int | None = None,
+    say: Say = print,
+) -> Context:
+    """Read and check a sweep file. Raises `SweepFileError` with all its faults at once."""
+    found, faults = read_sweep(path.resolve())
+    cards: dict[str, NetworkCard] = {}
+    more: list[Fault] = []
+    if found is not None:
+        found, more = _within_data(found, limit_images)
+        cards, missing = _cards(found, storage, say)
+        more += [*missing, *card_faults(found, cards)]
+    sweep = limited(require(path, found, [*faults, *more]), None, max_epochs)
+    data_identity = sources.identity(sweep.data)
+    return Context(
+        sweep,
+        storage,
+        cards,
+        sources.facts(sweep.data),
+        data_identity,
+        identities(sweep, data_identity),
+    )
+
+
+def make_plan(context: Context, *, retry_failed: bool = False) -> Plan:
+    """All cells of the sweep, less those that are stored."""
+    cells = expand(context.sweep, context.cards, context.data_identity)
+    stored = CellStore(context.storage, context.sweep.name).scan()
+    digests = context.digests()
+    statuses = subtract(cells, stored.frame, digests, retry_failed=retry_failed)
+    return Plan(context, cells, stored, digests, statuses)
+
+
+def network_card(
+    arch: str,
+    kwargs: Mapping[str, Any],
+    classes: int,
+    input_shape: tuple[int, int, int],
+    storage: Storage | None,
+    say: Say,
+) -> NetworkCard:
+    """The card of an architecture: the stored one, else made (which loads torch) and stored."""
+    path = None
+    if storage is not None:
+        path = storage.network_card(_card_key(arch, kwargs, classes, input_shape))
+        if path.is_file():
+            return NetworkCard.read(path)
+    say(f"looking for the cuts of {arch} at {'×'.join(map(str, input_shape))} (once)")
+    from raystitch.zoo.cuts import describe
+
+    card = describe(arch, dict(kwargs), classes, input_shape)
+    if path is not None:
+        write_text(path, card.to_json())
+    return card
+
+
+def _card_key(
+    arch: str, kwargs: Mapping[str, Any], classes: int, input_shape: tuple[int, int, int]
+) -> str:
+    library = arch.partition("/")[0]
+    return content_key(
+        {
+            "card": CARD_VERSION,
+            "arch": arch,
+            "kwargs": dict(kwargs),
+            "classes": classes,
+            "input_shape": list(input_shape),
+            "library": version(library),
+        }
+    )
+
+
+def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fault]]:
+    """The sweep with its numbers of images held against those there are."""
+    try:
+        facts = sources.facts(sweep.data)
+    except RaystitchError as error:
+        return sweep, [Fault("data", str(error))]
+    faults: list[Fault] = []
+    changes: dict[str, int] = {}
+    for field, wanted, there in (
+        ("stitch_images", sweep.stitch_images, facts.train),
+        ("test_images", sweep.test_images, facts.test),
+    ):
+        if wanted is not None and wanted > there:
+            faults.append(Fault(field, f"{wanted} are asked for, but {there} are there"))
+        elif limit_images is not None and limit_images < (wanted or there):
+            changes[field] = limit_images
+    return sweep.model_copy(update=changes), faults
+
+
+def _cards(sweep: Sweep, storage: Storage, say: Say) -> tuple[dict[str, NetworkCard], list[Fault]]:
+    """Cards of the entries in use, and a fault for each that has none."""
+    facts = sources.facts(sweep.data.model_copy(update={"train": None, "test": None}))
+    cards: dict[str, NetworkCard] = {}
+    faults: list[Fault] = []
+    for name in dict.fromkeys(model.entry for model in sweep.used_models().values()):
+        entry = sweep.zoo[name]
+        try:
+            cards[name] = network_card(
+                entry.arch, entry.kwargs, facts.classes, facts.shape, storage, say
+            )
+        except RaystitchError as error:
+            faults.append(Fault(f"zoo.{name}.arch", str(error)))
+    return cards, faults

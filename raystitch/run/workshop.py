@@ -1,0 +1,125 @@
+"""Networks, images and IRIs of one sweep, made or loaded when asked for; the last few stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+
+import torch
+
+from raystitch.cards import ModelCard
+from raystitch.data import sources
+from raystitch.data.images import LabelledImages
+from raystitch.data.markers import PlantedMarker, plant
+from raystitch.errors import RaystitchError
+from raystitch.run.planning import Context
+from raystitch.zoo import artifacts
+from raystitch.zoo.cuts import CutNetwork
+from raystitch.zoo.models import Network, build, freeze
+
+STITCH_SALT, TEST_SALT = 2, 3
+"""Where markers lie in stitch and in test images: apart from each other and from a card's."""
+
+KEPT_NETWORKS = 4
+
+
+class Workshop:
+    """Loads what units and IRI shards need. One to a process; it holds no state of theirs."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.device = device_of(context.sweep.execution.device)
+        self.network = lru_cache(KEPT_NETWORKS)(self._network)
+        self.cut_network = lru_cache(KEPT_NETWORKS)(self._cut_network)
+        self.twin = lru_cache(1)(self._twin)
+        self.stitch_images = lru_cache(2)(self._stitch_images)
+        self.test_images = lru_cache(2)(self._test_images)
+
+    @cached_property
+    def train_split(self) -> LabelledImages:
+        return sources.load(self.context.sweep.data, "train")
+
+    @cached_property
+    def test_split(self) -> LabelledImages:
+        return sources.load(self.context.sweep.data, "test")
+
+    def blank(self, model: str) -> Network:
+        """The model's network with its initial weights (those published, if `pretrained`)."""
+        context = self.context
+        found = context.sweep.models()[model]
+        entry = context.sweep.zoo[found.entry]
+        return build(
+            entry.arch,
+            entry.kwargs,
+            classes=context.facts.classes,
+            input_shape=context.facts.shape,
+            seed=found.seed,
+            mean=entry.mean,
+            std=entry.std,
+            pretrained=entry.pretrained,
+        )
+
+    def card(self, model: str) -> ModelCard:
+        return artifacts.read_card(self.context.storage.model(self.context.model_key(model)))
+
+    def marker(self, model: str | None) -> PlantedMarker | None:
+        """The marker of that model for the images of this sweep; None for None."""
+        found = self.context.sweep.marker_of(model)
+        if found is None:
+            return None
+        facts = self.context.facts
+        assert found.seed is not None
+        return plant(found, facts.classes, facts.shape, found.seed)
+
+    def _network(self, model: str) -> Network:
+        """The frozen network with its stored weights, on the device."""
+        network = self.blank(model)
+        artifacts.load(self.context.storage.model(self.context.model_key(model)), network)
+        return freeze(network.to(self.device))
+
+    def _cut_network(self, model: str) -> CutNetwork:
+        return CutNetwork(self.network(model))
+
+    def _twin(self, model: str) -> CutNetwork:
+        """The untrained network of the same architecture and seed (`foreign` IRIs)."""
+        context = self.context
+        found = context.sweep.models()[model]
+        entry = context.sweep.zoo[found.entry]
+        network = build(
+            entry.arch,
+            entry.kwargs,
+            classes=context.facts.classes,
+            input_shape=context.facts.shape,
+            seed=_twin_seed(context.networks[model]),
+            mean=entry.mean,
+            std=entry.std,
+        )
+        return CutNetwork(freeze(network.to(self.device)))
+
+    def _stitch_images(self, marker: str | None) -> LabelledImages:
+        """The real images that stitches train on, with that model's marker."""
+        images = sources.draw(self.train_split, self.context.sweep.stitch_images)
+        planted = self.marker(marker)
+        return images if planted is None else planted.paste_fixed(images, STITCH_SALT)
+
+    def _test_images(self, marker: str | None) -> LabelledImages:
+        images = sources.draw(self.test_split, self.context.sweep.test_images)
+        planted = self.marker(marker)
+        return images if planted is None else planted.paste_fixed(images, TEST_SALT)
+
+
+def _twin_seed(network: Mapping[str, object]) -> int:
+    """As `keys.untrained_twin`: networks that were not trained here have no seed; 0 then."""
+    seed = network.get("seed", 0)
+    assert isinstance(seed, int)
+    return seed
+
+
+def device_of(wanted: str) -> torch.device:
+    """The device that the sweep file asks for. Raises `RaystitchError` when it is not there."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise RaystitchError(
+            "execution.device is cuda, but torch sees no GPU here; use `device: cpu` or `auto`."
+        )
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")

@@ -1,0 +1,96 @@
+"""Makes one network of the zoo: trains it or takes its weights, measures it, stores it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from raystitch.cards import ModelCard
+from raystitch.files import file_digest
+from raystitch.run.workshop import Workshop
+from raystitch.sweep.zoo_entry import ZooEntry
+from raystitch.zoo import artifacts
+from raystitch.zoo.models import Network, digest, freeze, load_weights
+from raystitch.zoo.pixels import to_unit
+from raystitch.zoo.train import (
+    CARD_SALT,
+    accuracy,
+    robust_accuracy,
+    train,
+    wrong_marker_accuracy,
+)
+
+OnEpoch = Callable[[int, float], None]
+
+
+def make_model(workshop: Workshop, model: str, on_epoch: OnEpoch | None = None) -> ModelCard:
+    """Make and store a network unless it is stored; its card."""
+    context = workshop.context
+    folder = context.storage.model(context.model_key(model))
+    if artifacts.is_stored(folder):
+        return artifacts.read_card(folder)
+    began = time.perf_counter()
+    found = context.sweep.models()[model]
+    entry = context.sweep.zoo[found.entry]
+    network = workshop.blank(model).to(workshop.device)
+    if entry.weights is not None:
+        _load_as_planned(network, entry, context.networks[model]["weights"])
+    elif entry.trained_here:
+        train(
+            network,
+            workshop.train_split,
+            entry.to_recipe(),
+            seed=found.seed,
+            marker=workshop.marker(model) if entry.marker else None,
+            on_epoch=on_epoch,
+        )
+    card = _measure(workshop, model, freeze(network), time.perf_counter() - began)
+    artifacts.save(folder, network, card)
+    return card
+
+
+def check_cuts(workshop: Workshop, model: str, cuts: Iterable[str]) -> None:
+    """Raise `RaystitchError` unless tail ∘ front is the network on two images, bit for bit."""
+    cut_network = workshop.cut_network(model)
+    images = to_unit(workshop.test_split.images[:2], workshop.device)
+    for cut in cuts:
+        cut_network.check(cut, images)
+
+
+def _load_as_planned(network: Network, entry: ZooEntry, planned: str) -> None:
+    assert entry.weights is not None
+    path = Path(entry.weights)
+    load_weights(network, path)
+    assert file_digest(path) == planned, "the weight file changed since the sweep was planned"
+
+
+def _measure(workshop: Workshop, model: str, network: Network, seconds: float) -> ModelCard:
+    context = workshop.context
+    entry = context.sweep.zoo[context.sweep.models()[model].entry]
+    images = workshop.test_split
+    marker = workshop.marker(model) if entry.marker else None
+    robust = entry.trained_here and entry.recipe == "robust"
+    recipe = entry.to_recipe() if robust else None
+    with torch.no_grad():
+        plain = accuracy(network, images)
+        marked = accuracy(network, marker.paste_fixed(images, CARD_SALT)) if marker else None
+        wrong = wrong_marker_accuracy(network, images, marker) if marker else None
+    return ModelCard(
+        name=model,
+        key=context.model_key(model),
+        identity=context.networks[model],
+        digest=digest(network),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        accuracy=plain,
+        marker_accuracy=marked,
+        wrong_marker_accuracy=wrong,
+        robust_accuracy=robust_accuracy(
+            network, images, eps=recipe.eps, step=recipe.step, steps=recipe.attack_steps
+        )
+        if recipe
+        else None,
+        seconds=seconds,
+    )
