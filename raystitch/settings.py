@@ -190,7 +190,10 @@ class Iris(Settings):
     lr: Real = Field(default=0.05, gt=0, description="Step size, in pixels of [0, 1].")
     steps: Whole = Field(default=200, ge=1, description="Steps at most.")
     tolerance: Real = Field(
-        default=0.0, ge=0, description="An image stops when its residual falls to this (0: never)."
+        default=0.1,
+        ge=0,
+        description="An image stops when its residual falls to this (0: never), so that all "
+        "fronts' IRIs are about as near.",
     )
     keep: Literal["last", "best"] = Field(default="last", description="The iterate that is stored.")
     rounding: Literal["nearest", "truncate"] = Field(

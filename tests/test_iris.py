@@ -16,6 +16,11 @@ from raystitch.stitching.iris import IRI_RULES, null_residuals, synthesise
 CPU = torch.device("cpu")
 
 
+def iri(**fields):
+    """Settings that run all their steps unless a tolerance is given."""
+    return Iris(**{"tolerance": 0.0, **fields})
+
+
 def front(seed=0):
     torch.manual_seed(seed)
     net = nn.Sequential(
@@ -44,7 +49,7 @@ def test_the_rules_are_those_that_users_write():
 
 
 @pytest.mark.parametrize(
-    "rule", [Iris(steps=30, batch=8), Iris(rule="sign", lr=0.02, steps=30, batch=8)]
+    "rule", [iri(steps=30, batch=8), iri(rule="sign", lr=0.02, steps=30, batch=8)]
 )
 def test_iris_come_near_at_the_cut_and_residuals_are_those_of_the_stored_pixels(rule):
     net, real = front(), images()
@@ -61,7 +66,7 @@ def test_iris_come_near_at_the_cut_and_residuals_are_those_of_the_stored_pixels(
 @pytest.mark.parametrize("tolerance", [0.0, 0.3])
 def test_shard_size_changes_no_pixel(tolerance):
     net, real = front(), images()
-    settings = Iris(steps=25, batch=8, tolerance=tolerance)
+    settings = iri(steps=25, batch=8, tolerance=tolerance)
     whole = synthesise(net, real, settings, 3, CPU)
     for size in (1, 3, 7, 11):
         parts = [
@@ -74,7 +79,7 @@ def test_shard_size_changes_no_pixel(tolerance):
 
 
 def test_another_seed_or_index_gives_another_image():
-    net, real, settings = front(), images(4), Iris(steps=3, batch=4)
+    net, real, settings = front(), images(4), iri(steps=3, batch=4)
     first = synthesise(net, real, settings, 0, CPU).images.images
     assert not np.array_equal(first, synthesise(net, real, settings, 1, CPU).images.images)
     moved = replace(real, index=real.index + 1)
@@ -84,7 +89,7 @@ def test_another_seed_or_index_gives_another_image():
 
 def test_images_that_meet_the_tolerance_stop_early_and_meet_it():
     net, real = front(), images()
-    made = synthesise(net, real, Iris(steps=400, batch=8, tolerance=0.2), 0, CPU)
+    made = synthesise(net, real, iri(steps=400, batch=8, tolerance=0.2), 0, CPU)
     early = made.steps < 400
     assert early.any()
     # Rounding to uint8 moves an image by at most half a grey level.
@@ -93,7 +98,7 @@ def test_images_that_meet_the_tolerance_stop_early_and_meet_it():
 
 def test_the_best_iterate_is_never_worse_than_the_last():
     net, real = front(), images()
-    rule = Iris(rule="sign", lr=0.2, steps=15, batch=8)
+    rule = iri(rule="sign", lr=0.2, steps=15, batch=8)
     last = synthesise(net, real, rule, 0, CPU)
     best = synthesise(net, real, rule.model_copy(update={"keep": "best"}), 0, CPU)
     assert (best.residual <= last.residual + 0.02).all()
@@ -103,8 +108,8 @@ def test_the_best_iterate_is_never_worse_than_the_last():
 def test_adam_equals_torchs_adam():
     net, real = front(), images(4)
     steps = 6
-    made = synthesise(net, real, Iris(lr=0.03, steps=steps, batch=4), 0, CPU).images.images
-    zero = synthesise(net, real, Iris(lr=1e-9, steps=1, batch=4), 0, CPU).images.images
+    made = synthesise(net, real, iri(lr=0.03, steps=steps, batch=4), 0, CPU).images.images
+    zero = synthesise(net, real, iri(lr=1e-9, steps=1, batch=4), 0, CPU).images.images
     x = (torch.from_numpy(zero).float() / 255).requires_grad_()
     optimiser = torch.optim.Adam([x], lr=0.03)
     with torch.no_grad():
@@ -130,7 +135,7 @@ def test_sign_steps_follow_the_closed_form_on_a_linear_front():
         np.zeros(1, np.int64),
         np.zeros(1, np.int64),
     )
-    settings = Iris(rule="sign", lr=0.1, steps=20, batch=2)
+    settings = iri(rule="sign", lr=0.1, steps=20, batch=2)
     made = synthesise(linear, real, settings, 0, CPU)
     # Every start lies below the target, so each pixel walks to its bound along its weight's sign.
     assert np.array_equal(made.images.images, real.images)
@@ -140,7 +145,7 @@ def test_sign_steps_follow_the_closed_form_on_a_linear_front():
 def test_rounding_is_nearest_and_truncation_is_a_setting():
     net, real = front(), images(6)
     nearest, truncated = (
-        synthesise(net, real, Iris(steps=4, batch=8, rounding=rounding), 0, CPU).images.images
+        synthesise(net, real, iri(steps=4, batch=8, rounding=rounding), 0, CPU).images.images
         for rounding in ("nearest", "truncate")
     )
     difference = nearest.astype(int) - truncated
@@ -153,7 +158,7 @@ def test_a_zero_activation_is_an_error():
         return x.flatten(1) * 0
 
     with pytest.raises(CellError, match="image 100 is zero"):
-        synthesise(dead, images(3), Iris(steps=2, batch=4), 0, CPU)
+        synthesise(dead, images(3), iri(steps=2, batch=4), 0, CPU)
 
 
 def test_null_residual_is_the_distance_to_the_nearest_other_of_the_class():

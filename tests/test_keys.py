@@ -137,10 +137,10 @@ def test_iris_of_a_cell_depend_on_the_front_and_not_on_the_end():
 FROZEN = {
     "standard dm": "d246d24d881ab3114a6f",
     "standard fula": "d6ce926d9f77723675b5",
-    "invariance slm, marked": "15bdc747c6e9811cf9c4",
-    "its IRIs": "c3dae23f8b30ba1573fe",
+    "invariance slm, marked": "7d070529936a4158245d",
+    "its IRIs": "8dd1e0ee86043a92ab1d",
     "its front": "67b5b362d8508fa801f8",
-    "its unit": "e8e20e4ef108a0d20934",
+    "its unit": "3f68f6ad50331590ff38",
     "noise dm, budget 4": "22075ac0b0f3433f67bc",
     "robust network": "27e0163e433f970a7536",
 }
