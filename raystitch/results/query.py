@@ -30,14 +30,21 @@ def query(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
         raise RaystitchError(_sentence(error, frame.columns)) from error
 
 
+def known_format(fmt: str) -> Format:
+    """The format of that name; `RaystitchError` lists those there are."""
+    for known in FORMATS:
+        if fmt == known:
+            return known
+    raise RaystitchError(f"unknown format: {choices(fmt, FORMATS)}.")
+
+
 def format_frame(frame: pl.DataFrame, fmt: str = "table") -> str | bytes:
     """A frame as ``table`` (aligned text, nothing cut off), ``csv``, ``json`` or ``parquet``.
 
     Lists in a table or in CSV are JSON. JSON is a list of objects; NaN is null there. Only Parquet
     is bytes.
     """
-    if fmt not in FORMATS:
-        raise RaystitchError(f"unknown format: {choices(fmt, FORMATS)}.")
+    fmt = known_format(fmt)
     if fmt == "parquet":
         buffer = io.BytesIO()
         frame.write_parquet(buffer)

@@ -92,7 +92,10 @@ class Plan:
 
     @cached_property
     def rows(self) -> pl.DataFrame:
-        """The stored rows that count: those of done and finally failed cells of this plan."""
+        """The stored rows that count: those of done and finally failed cells of this plan.
+
+        They stand under this plan's names: an entry may have been renamed since a row was stored.
+        """
         counted = [
             (cell.key, self.digests[cell.front_model], self.digests[cell.end_model])
             for cell, status in zip(self.cells, self.statuses, strict=True)
@@ -100,7 +103,13 @@ class Plan:
         ]
         names = ("key", "front_digest", "end_digest")
         wanted = pl.DataFrame(counted, schema=dict.fromkeys(names, pl.String), orient="row")
-        return self.stored.frame.join(wanted, on=list(names), how="semi")
+        stored = self.stored.frame
+        places = self.places.cast({name: stored.schema[name] for name in self.places.columns})
+        counting = stored.join(wanted, on=list(names), how="semi")
+        renamed = counting.drop(name for name in places.columns if name != "key")
+        return renamed.join(places, on="key", how="left", maintain_order="left").select(
+            stored.columns
+        )
 
     @cached_property
     def places(self) -> pl.DataFrame:

@@ -1,0 +1,400 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import os
+
+# Torch's OpenMP threads spin while they wait unless told otherwise: two busy processes on one
+# machine then slow each other by up to 15 times. Only counts before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from raystitch import __version__
+from raystitch.errors import RaystitchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from raystitch.results.store import Storage
+    from raystitch.run.pipeline import Outcome
+    from raystitch.run.planning import Context
+
+# Torch, polars and the rest are imported inside the commands that need them: help comes at once.
+
+WIDTH = 100
+"""Columns of text where the output is no terminal."""
+
+
+class _Commands(TyperGroup):
+    """Turns what a user can mend into a sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RaystitchError as error:
+            _say(str(error))
+            raise typer.Exit(error.exit_code) from error
+        except BrokenPipeError:
+            raise  # Typer's own affair: the reader of a pipe has gone.
+        except OSError as error:
+            _say(f"the system refused: {error}.")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            _say("Stopped.")
+            raise typer.Exit(130) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+SweepFile = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).")]
+Root = Annotated[
+    str, typer.Option("--storage", metavar="FOLDER", help="Where everything is stored.")
+]
+LimitImages = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="At most N stitch and test images: a trial run."),
+]
+MaxEpochs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="At most N epochs for each stitch.")
+]
+
+
+def main() -> None:
+    """Entry of the console script."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"raystitch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """Do two trained vision networks work alike inside? Stitch them together, and see.
+
+    A sweep file names networks, cuts, objectives and protocols; `sweep` trains every stitch and
+    stores one row of figures for each. What is stored is done: the same command goes on from there.
+
+    \b
+    raystitch check sweeps/quickstart.yaml    what would stop it, before it starts
+    raystitch sweep sweeps/quickstart.yaml    run it
+    raystitch query quickstart "SELECT front_model, end_model, agreement FROM cells"
+
+    \b
+    Exit codes of all commands: 0 well; 1 something stored is failed, damaged or missing;
+    2 something asked for is wrong (the message says what is allowed); 130 stopped by Ctrl-C.
+    """
+
+
+@app.command()
+def sweep(
+    file: SweepFile,
+    storage: Root = "./runs",
+    limit_images: LimitImages = None,
+    max_epochs: MaxEpochs = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cells again that failed by themselves.")
+    ] = False,
+) -> None:
+    """Run what is pending of a sweep: train its networks, make IRIs, train and score its stitches.
+
+    Each cell is stored as it ends. Stop at any moment, and run the same command to go on; when
+    nothing is pending, it only shows the summary.
+
+    \b
+    raystitch sweep sweeps/quickstart.yaml
+    raystitch sweep sweeps/quickstart.yaml --limit-images 64 --max-epochs 2 --storage /tmp/trial
+
+    \b
+    Exit codes: 0 every cell is done; 1 some cells failed (the message shows how to see them), or
+    the storage is damaged; 2 the sweep file has faults (all are listed); 130 stopped by Ctrl-C.
+    """
+    context = None
+    try:
+        from raystitch.run.pipeline import run_sweep
+        from raystitch.run.planning import load_sweep
+        from raystitch.run.progress import Reporter
+
+        reporter = Reporter(_console(stderr=True))
+        context = load_sweep(
+            file,
+            _storage(storage),
+            limit_images=limit_images,
+            max_epochs=max_epochs,
+            say=reporter.say,
+        )
+        outcome = run_sweep(context, reporter, retry_failed=retry_failed)
+    except KeyboardInterrupt:
+        _say(_how_to_go_on(context))
+        raise typer.Exit(130) from None
+    _show_outcome(outcome, storage)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def plan(
+    file: SweepFile,
+    why: Annotated[
+        bool, typer.Option("--why", help="Say why cells are not done: one line per reason.")
+    ] = False,
+    storage: Root = "./runs",
+    limit_images: LimitImages = None,
+    max_epochs: MaxEpochs = None,
+) -> None:
+    """Show what a sweep would do, without doing it: cells done, failed and pending, bytes, FLOPs.
+
+    With --why also the reasons: never ran, failed and how, a network that was made anew, or which
+    setting differs from the nearest stored cell.
+
+    \b
+    raystitch plan sweeps/quickstart.yaml --why
+
+    \b
+    Exit codes: 0 planned; 1 the storage is damaged; 2 the sweep file has faults (all are listed).
+    """
+    from raystitch.run.planning import load_sweep, make_plan
+    from raystitch.run.status import plan_lines, reason_lines
+
+    context = load_sweep(
+        file, _storage(storage), limit_images=limit_images, max_epochs=max_epochs, say=_say
+    )
+    found = make_plan(context)
+    _warn(found.stored.warnings)
+    for line in [*plan_lines(found), *(reason_lines(found) if why else ())]:
+        typer.echo(line)
+
+
+@app.command()
+def check(
+    file: SweepFile,
+    storage: Root = "./runs",
+    limit_images: LimitImages = None,
+    max_epochs: MaxEpochs = None,
+) -> None:
+    """Check all that can be checked before a sweep's first second of work.
+
+    The file, the storage and its room, the images and their labels, that every network builds and
+    loads, that each of its cuts gives its own logits bit for bit, and that memory suffices.
+
+    \b
+    raystitch check sweeps/quickstart.yaml
+
+    \b
+    Exit codes: 0 all is well; 2 something is not (each check has its line).
+    """
+    from raystitch.run.check import check_sweep
+
+    failed = 0
+    for found in check_sweep(
+        file, _storage(storage), limit_images=limit_images, max_epochs=max_epochs, say=_say
+    ):
+        failed += not found.ok
+        typer.echo(f"{'ok     ' if found.ok else 'FAILED '}{found.name}: {found.message}")
+    if failed:
+        _say(f"{failed} check{'s' if failed > 1 else ''} failed.")
+        raise typer.Exit(2)
+
+
+@app.command()
+def status(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name of a sweep; all when absent.")
+    ] = None,
+    storage: Root = "./runs",
+) -> None:
+    """Show how stored sweeps stand: cells done, failed and pending, networks and IRIs stored.
+
+    Reads stored files alone, so it can be asked from anywhere, also while a sweep is running.
+
+    \b
+    raystitch status
+    raystitch status quickstart
+
+    \b
+    Exit codes: 0 shown; 1 no such sweep, or one that cannot be read.
+    """
+    from raystitch.run.status import standing, standing_lines
+
+    where = _storage(storage)
+    names = where.sweeps() if run is None else [run]
+    if not names:
+        typer.echo(f"no sweep has been run into {where.root} yet")
+    unreadable = 0
+    for name in names:
+        try:
+            found = standing(name, where, _say)
+        except RaystitchError as error:
+            _say(str(error))
+            unreadable += 1
+            continue
+        _warn(found.plan.stored.warnings)
+        for line in standing_lines(found):
+            typer.echo(line)
+    if unreadable:
+        raise typer.Exit(1)
+
+
+@app.command()
+def cuts(
+    arch: Annotated[str, typer.Argument(metavar="ARCH", help="As raystitch/cnn5, timm/NAME.")],
+    chosen: Annotated[
+        str,
+        typer.Option("--set", help="blocks, stages, paper, all, the name of a cut, or a glob."),
+    ] = "all",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Image size: N or CxHxW; 16 for raystitch/ networks, else 224 when absent.",
+        ),
+    ] = None,
+    classes: Annotated[int, typer.Option(min=2, metavar="N", help="Number of classes.")] = 10,
+    kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help="Arguments of the architecture.")
+    ] = "{}",
+) -> None:
+    """List the cuts of an architecture: the places at which it can be stitched.
+
+    Cuts are found in the network's graph. FLOPs are the share of the network's that lies before
+    and at the cut; sets are what `cuts:` of a sweep file can name.
+
+    \b
+    raystitch cuts raystitch/cnn5 --set blocks
+    raystitch cuts timm/vit_tiny_patch16_224 --size 32 --kwargs '{"img_size": 32, "patch_size": 4}'
+
+    \b
+    Exit codes: 0 listed; 2 no such network or cut, or a network that cannot be traced.
+    """
+    from raystitch.run.cut_list import cut_table, describe_arch
+
+    card = describe_arch(arch, size, classes, kwargs, _say)
+    typer.echo(cut_table(card, chosen), nl=False)
+    for note in card.notes:
+        _say(f"note: {note}")
+
+
+@app.command()
+def query(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of a sweep, or a folder with rows.")
+    ],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT from the table `cells`.")],
+    fmt: Annotated[str, typer.Option("--format", help="table, csv, json or parquet.")] = "table",
+    storage: Root = "./runs",
+    every: Annotated[
+        bool, typer.Option("--all", help="Every stored row, not only those of the current plan.")
+    ] = False,
+) -> None:
+    """Ask the rows of a sweep in SQL (Polars' dialect): one row per cell, the table is `cells`.
+
+    Taken are the rows of the sweep as it was last run: an earlier trial with fewer images does not
+    mix in. With --all every stored row is taken.
+
+    \b
+    raystitch query quickstart "SELECT front_model, end_cut, agreement FROM cells
+        WHERE objective = 'fula' AND protocol = 'invariance' ORDER BY agreement"
+    raystitch query quickstart "SELECT * FROM cells" --format parquet > cells.parquet
+
+    \b
+    Exit codes: 0 answered; 1 no such sweep, or one that cannot be read; 2 the query is wrong.
+    """
+    from raystitch.results import query as sql_query
+    from raystitch.run.status import rows_of
+
+    fmt = sql_query.known_format(fmt)
+    rows = rows_of(run, _storage(storage), every=every, say=_say)
+    _warn(rows.warnings)
+    answer = sql_query.format_frame(sql_query.query(rows.frame, sql), fmt)
+    if isinstance(answer, bytes) and sys.stdout.isatty():
+        raise RaystitchError("Parquet is no text: send it to a file, as `... > cells.parquet`.")
+    typer.echo(answer, nl=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a sweep file, for editors that complete and check YAML.
+
+    \b
+    raystitch schema > sweep.schema.json
+
+    \b
+    Exit codes: 0 always.
+    """
+    from raystitch.sweep.spec import schema as sweep_schema
+
+    typer.echo(json.dumps(sweep_schema(), indent=2))
+
+
+def _say(text: str) -> None:
+    """To the user, apart from the answer."""
+    typer.echo(text, err=True)
+
+
+def _warn(warnings: tuple[str, ...]) -> None:
+    for warning in warnings:
+        _say(f"warning: {warning}")
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else WIDTH)
+
+
+def _storage(root: str) -> Storage:
+    from raystitch.results.store import Storage
+
+    if "://" in root:
+        raise RaystitchError(f"--storage {root}: should be a folder of this machine.")
+    return Storage(Path(root))
+
+
+def _how_to_go_on(context: Context | None) -> str:
+    """What is stored of a sweep that was stopped."""
+    if context is None:
+        return "Stopped before anything was run. Run the same command again to start."
+    from raystitch.run.planning import make_plan
+    from raystitch.sweep.cells import counts
+
+    counted = counts(make_plan(context).statuses)
+    return (
+        f"Stopped. Stored of {context.sweep.name}: {counted['done']} cells done, "
+        f"{counted['failed']} failed; {counted['pending']} are pending. "
+        "Run the same command again to go on from there."
+    )
+
+
+def _show_outcome(outcome: Outcome, root: str) -> None:
+    from raystitch.results.summary import render
+
+    context = outcome.plan.context
+    name = context.sweep.name
+    option = [] if root == "./runs" else ["--storage", root]
+    _console().print(render(outcome.summary))
+    typer.echo(f"results: {context.storage.sweep(name)} ({outcome.seconds:.0f} s)")
+    if outcome.exit_code:
+        failures = "SELECT key, front_model, front_cut, end_model, end_cut, objective, protocol, "
+        failures += "seed, error FROM cells WHERE status = 'failed'"
+        typer.echo("Cells failed. This shows them and why:")
+        typer.echo(f"  {shlex.join(['raystitch', 'query', name, failures, *option])}")

@@ -1,0 +1,203 @@
+"""How stored sweeps stand, and their rows, read from stored files alone: nothing is asked to run.
+
+A sweep is known by the copy of its file that a run leaves in the storage, so that the user's own
+file may have changed or be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from raystitch.cards import ModelCard
+from raystitch.errors import RaystitchError, StorageError
+from raystitch.names import IRI_PROTOCOLS
+from raystitch.results.store import Reading, Storage, find_cells, read_cells
+from raystitch.run.planning import Plan, Say, load_sweep, make_plan
+from raystitch.sweep.cells import Cell, Status, counts
+from raystitch.sweep.estimate import Cost, estimate, total
+from raystitch.sweep.keys import content_key, iri_identity
+from raystitch.sweep.resume import why
+
+NAMED = 3
+"""Cells that one reason names before it only counts them."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one stored sweep stands.
+
+    networks: by name, their card where they are stored; iri_sets: shards stored of each set of
+    IRIs that the sweep trains on, by the set's key.
+    """
+
+    plan: Plan
+    counted: dict[Status, int]
+    networks: dict[str, ModelCard | None]
+    iri_sets: dict[str, int]
+
+
+def stored_plan(name: str, storage: Storage, say: Say) -> Plan:
+    """The plan of a sweep as it was last run. Raises `StorageError` when it cannot be made."""
+    path = storage.sweep_file(name)
+    if not path.is_file():
+        known = ", ".join(storage.sweeps()) or "none yet"
+        raise StorageError(
+            f"no sweep {name!r} has been run into {storage.root} (there: {known}). Run it first, "
+            "or pass --storage."
+        )
+    try:
+        return make_plan(load_sweep(path, storage, say=say))
+    except StorageError:
+        raise
+    except RaystitchError as error:
+        raise StorageError(
+            f"the sweep {name} cannot be planned as it was last run. {error}\n"
+            f"Run it again from its file, or take every stored row: "
+            f"`raystitch query {name} ... --all`."
+        ) from error
+
+
+def standing(name: str, storage: Storage, say: Say) -> Standing:
+    """How the stored sweep of that name stands."""
+    plan = stored_plan(name, storage, say)
+    context = plan.context
+    cards = {model: storage.model_card(context.model_key(model)) for model in context.networks}
+    return Standing(
+        plan,
+        counts(plan.statuses),
+        {model: ModelCard.read(path) if path.is_file() else None for model, path in cards.items()},
+        {key: len(list(storage.iris(key).glob("part-*.parquet"))) for key in _iri_sets(plan)},
+    )
+
+
+def cost(plan: Plan) -> Cost:
+    """What the pending units of a plan cost at most."""
+    context = plan.context
+    facts = context.facts
+    return total(
+        estimate(unit, context.sweep, context.cards, facts.train, facts.test) for unit in plan.units
+    )
+
+
+def rows_of(run: str, storage: Storage, *, every: bool, say: Say) -> Reading:
+    """The rows of a sweep's current plan, under the plan's names; all that are stored if ``every``.
+
+    run: a sweep's name under the storage, or the path of a folder with rows. Rows in a folder that
+    belongs to no sweep have no plan: all are taken, which is said.
+    """
+    found = _sweep_of(run, storage)
+    if found is None:
+        if not every:
+            say(f"{run} belongs to no stored sweep: every row in it is taken")
+        return read_cells(find_cells(run, storage))
+    home, name = found
+    if every:
+        return read_cells(home.cells(name))
+    plan = stored_plan(name, home, say)
+    return Reading(plan.rows, plan.stored.warnings)
+
+
+def reasons(plan: Plan) -> list[tuple[str, list[Cell]]]:
+    """Why cells are not done: each reason once with its cells, the most common first."""
+    open_cells = [
+        cell for cell, status in zip(plan.cells, plan.statuses, strict=True) if status != "done"
+    ]
+    groups: dict[str, list[Cell]] = {}
+    found = why(open_cells, plan.stored.frame, plan.digests)
+    for cell, reason in zip(open_cells, found, strict=True):
+        groups.setdefault(reason, []).append(cell)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def reason_lines(plan: Plan) -> Iterator[str]:
+    """One line per reason: how many cells, the reason, and the first few of them."""
+    for reason, cells in reasons(plan):
+        yield f"{len(cells)} × {reason}"
+        yield from (f"    {cell_name(cell)}" for cell in cells[:NAMED])
+        if len(cells) > NAMED:
+            yield f"    and {len(cells) - NAMED} more"
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """What a sweep would do, in figures."""
+    found = cost(plan)
+    yield counted_line(plan.context.sweep.name, counts(plan.statuses))
+    yield f"units pending: {len(plan.units)}"
+    yield f"activations of the largest unit: {in_bytes(found.activation_bytes)}"
+    yield f"work at most: {in_flops(found.flops)}"
+    missing = [model for model, digest in plan.digests.items() if digest is None]
+    yield f"networks not stored yet: {_listed(missing)}"
+
+
+def standing_lines(found: Standing) -> Iterator[str]:
+    """How a sweep stands: its cells, networks and IRIs, and why some failed."""
+    name = found.plan.context.sweep.name
+    there = [card for card in found.networks.values() if card is not None]
+    yield counted_line(name, found.counted)
+    yield f"  networks: {len(there)} of {len(found.networks)} stored"
+    yield from (f"    {card.name}: accuracy {card.accuracy:.1f} %" for card in there)
+    begun = sum(count > 0 for count in found.iri_sets.values())
+    yield (
+        f"  IRIs: {sum(found.iri_sets.values())} shards stored, in {begun} of "
+        f"{len(found.iri_sets)} sets"
+    )
+    failed = found.plan.rows.filter(pl.col("status") == "failed")
+    for reason, count in failed["error"].value_counts(sort=True).iter_rows():
+        yield f"  {count} failed: {reason}"
+
+
+def counted_line(name: str, counted: dict[Status, int]) -> str:
+    numbers = ", ".join(f"{count} {status}" for status, count in counted.items())
+    return f"{name}: {sum(counted.values())} cells, {numbers}"
+
+
+def cell_name(cell: Cell) -> str:
+    """A cell in words."""
+    return (
+        f"{cell.front_model} {cell.front_cut} -> {cell.end_model} {cell.end_cut}, "
+        f"{cell.objective} {cell.protocol} seed {cell.seed}"
+    )
+
+
+def in_bytes(count: float) -> str:
+    """Bytes for reading: ``1.5 MiB``."""
+    return _scaled(count, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def in_flops(count: float) -> str:
+    """Floating point operations for reading: ``2.1 TFLOP``."""
+    return _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def _scaled(count: float, step: int, names: Sequence[str]) -> str:
+    place = 0
+    while count >= step and place < len(names) - 1:
+        count, place = count / step, place + 1
+    return f"{count:.0f} {names[place]}" if place == 0 else f"{count:.1f} {names[place]}"
+
+
+def _listed(names: Sequence[str], shown: int = 8) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest if names else "none"
+
+
+def _iri_sets(plan: Plan) -> list[str]:
+    """Keys of the sets of IRIs that the plan's cells train on."""
+    by_unit = {cell.unit: cell for cell in plan.cells if cell.protocol in IRI_PROTOCOLS}
+    identities = (iri_identity(cell.settings) for cell in by_unit.values())
+    return list(dict.fromkeys(content_key(found) for found in identities))
+
+
+def _sweep_of(run: str, storage: Storage) -> tuple[Storage, str] | None:
+    """The storage and name of the sweep meant by ``run``; None where rows belong to none."""
+    if run in storage.sweeps():
+        return storage, run
+    folder = find_cells(run, storage).resolve()
+    if folder.name != "cells" or folder.parents[1].name != "sweeps":
+        return None
+    home, name = Storage(folder.parents[2]), folder.parent.name
+    return (home, name) if Path(home.sweep_file(name)).is_file() else None
