@@ -47,6 +47,7 @@ make_environment() {
   if ! "$python" -c 'import pip' 2>/dev/null; then
     found="$(find_python)" || exit 1
     echo "making $root/.venv with $found"
+    rm -f "$stamp"
     "$found" -m venv "$root/.venv"
   fi
   state="$(fingerprint)"
