@@ -58,6 +58,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": WIDTH},
 )
 
 SweepFile = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).")]
@@ -116,10 +117,10 @@ def sweep(
         bool, typer.Option("--retry-failed", help="Run cells again that failed by themselves.")
     ] = False,
 ) -> None:
-    """Run what is pending of a sweep: train its networks, make IRIs, train and score its stitches.
+    """Run what is pending of a sweep.
 
-    Each cell is stored as it ends. Stop at any moment, and run the same command to go on; when
-    nothing is pending, it only shows the summary.
+    Trains its networks, makes its IRIs, trains and scores its stitches, and shows the summary. Each cell
+    is stored as it ends: stop at any moment, and run the same command to go on.
 
     \b
     raystitch sweep sweeps/quickstart.yaml
@@ -161,9 +162,10 @@ def plan(
     limit_images: LimitImages = None,
     max_epochs: MaxEpochs = None,
 ) -> None:
-    """Show what a sweep would do, without doing it: cells done, failed and pending, bytes, FLOPs.
+    """Show what a sweep would do, without doing it.
 
-    With --why also the reasons: never ran, failed and how, a network that was made anew, or which
+    Cells done, failed and pending, units of work, the bytes of the largest unit's activations, and
+    FLOPs were every cell to train for all its epochs. With --why also the reasons: never ran, failed and how, a network that was made anew, or which
     setting differs from the nearest stored cell.
 
     \b
@@ -191,7 +193,7 @@ def check(
     limit_images: LimitImages = None,
     max_epochs: MaxEpochs = None,
 ) -> None:
-    """Check all that can be checked before a sweep's first second of work.
+    """Check all that can be checked before a sweep starts.
 
     The file, the storage and its room, the images and their labels, that every network builds and
     loads, that each of its cuts gives its own logits bit for bit, and that memory suffices.
@@ -222,9 +224,9 @@ def status(
     ] = None,
     storage: Root = "./runs",
 ) -> None:
-    """Show how stored sweeps stand: cells done, failed and pending, networks and IRIs stored.
+    """Show how stored sweeps stand.
 
-    Reads stored files alone, so it can be asked from anywhere, also while a sweep is running.
+    Cells done, failed and pending, networks and IRIs stored, and why cells failed. Reads stored files alone, so it can be asked from anywhere, also while a sweep is running.
 
     \b
     raystitch status
@@ -273,7 +275,7 @@ def cuts(
         str, typer.Option(metavar="JSON", help="Arguments of the architecture.")
     ] = "{}",
 ) -> None:
-    """List the cuts of an architecture: the places at which it can be stitched.
+    """List the cuts of an architecture, where it can be stitched.
 
     Cuts are found in the network's graph. FLOPs are the share of the network's that lies before
     and at the cut; sets are what `cuts:` of a sweep file can name.
@@ -305,9 +307,9 @@ def query(
         bool, typer.Option("--all", help="Every stored row, not only those of the current plan.")
     ] = False,
 ) -> None:
-    """Ask the rows of a sweep in SQL (Polars' dialect): one row per cell, the table is `cells`.
+    """Ask the rows of a sweep in SQL.
 
-    Taken are the rows of the sweep as it was last run: an earlier trial with fewer images does not
+    One SELECT in Polars' dialect; the table is `cells`, one row per cell. Taken are the rows of the sweep as it was last run: an earlier trial with fewer images does not
     mix in. With --all every stored row is taken.
 
     \b
@@ -332,7 +334,9 @@ def query(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of a sweep file, for editors that complete and check YAML.
+    """Print the JSON Schema of a sweep file.
+
+    Editors complete and check YAML with it.
 
     \b
     raystitch schema > sweep.schema.json

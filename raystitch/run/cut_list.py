@@ -14,7 +14,7 @@ from raystitch.results.query import format_frame
 from raystitch.run.planning import Say, network_card
 
 OWN_SIDE, OTHER_SIDE = 16, 224
-"""Side of the images, in pixels, where no size is given: of the embedded digits, and of ImageNet."""
+"""Side of the images in pixels where no size is given: the embedded digits', and ImageNet's."""
 
 _SIZE = re.compile(r"(?:(?P<channels>[1-9]\d*)x(?P<height>[1-9]\d*)x)?(?P<width>[1-9]\d*)")
 

@@ -176,7 +176,7 @@ def network_card(
     if storage is not None:
         path = storage.network_card(_card_key(arch, kwargs, classes, input_shape))
         if path.is_file():
-            return NetworkCard.read(path)
+            return _stored_card(path)
     say(f"looking for the cuts of {arch} at {'×'.join(map(str, input_shape))} (once)")
     from raystitch.zoo.cuts import describe
 
@@ -184,6 +184,15 @@ def network_card(
     if path is not None:
         write_text(path, card.to_json())
     return card
+
+
+def _stored_card(path: Path) -> NetworkCard:
+    try:
+        return NetworkCard.read(path)
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"the stored card {path} is damaged. Move it away; it is then made anew."
+        ) from error
 
 
 def _card_key(
