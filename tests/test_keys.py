@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import planning
 import pytest
 from pydantic import Field
 
+import planning
 from raystitch.settings import Marker, Recipe, Settings, Training
 from raystitch.sweep import keys
 from raystitch.sweep.cells import Cell

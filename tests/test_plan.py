@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import planning
 import polars as pl
 import pytest
 
+import planning
 from raystitch.errors import RaystitchError
 from raystitch.sweep.cells import Cell, Unit, counts, units
 from raystitch.sweep.estimate import Cost, estimate, total

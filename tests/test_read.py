@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import planning
 import pytest
 
+import planning
 from raystitch.cards import NetworkCard
 from raystitch.errors import Fault, RaystitchError, SweepFileError
 from raystitch.sweep.read import card_faults, parse_sweep, read_sweep, require

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import planning
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import planning
 from raystitch.settings import Iris, Recipe, Settings, Training
 from raystitch.sweep.presets import PRESETS
 from raystitch.sweep.sentences import MODELS

@@ -15,7 +15,7 @@ from torch import Tensor
 from raystitch import __version__
 from raystitch.data.images import LabelledImages
 from raystitch.errors import CellError
-from raystitch.run.activations import ByteBudget, answers
+from raystitch.run.activations import ByteBudget, Network, answers
 from raystitch.run.iri_sets import IriSetSpec, read_set, set_figures
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.evaluate import answer_scores
@@ -24,6 +24,7 @@ from raystitch.stitching.objectives import Answer
 from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.sweep.cells import Cell, Unit
 from raystitch.sweep.keys import canonical
+from raystitch.zoo.cuts import CutNetwork
 
 Row = dict[str, Any]
 
@@ -181,7 +182,7 @@ class _Bench:
         }
 
 
-def _observed(network: Any, taps: tuple[str, ...]) -> Any:
+def _observed(network: CutNetwork, taps: tuple[str, ...]) -> Network:
     """The whole network as a function of images that answers at these cuts."""
     observer = network.observer(taps)
 
