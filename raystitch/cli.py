@@ -119,8 +119,8 @@ def sweep(
 ) -> None:
     """Run what is pending of a sweep.
 
-    Trains its networks, makes its IRIs, trains and scores its stitches, and shows the summary. Each cell
-    is stored as it ends: stop at any moment, and run the same command to go on.
+    Trains its networks, makes its IRIs, trains and scores its stitches, and shows the summary.
+    Each cell is stored as it ends: stop at any moment, and run the same command to go on.
 
     \b
     raystitch sweep sweeps/quickstart.yaml
@@ -132,7 +132,6 @@ def sweep(
     """
     context = None
     try:
-        from raystitch.run.pipeline import run_sweep
         from raystitch.run.planning import load_sweep
         from raystitch.run.progress import Reporter
 
@@ -144,6 +143,8 @@ def sweep(
             max_epochs=max_epochs,
             say=reporter.say,
         )
+        from raystitch.run.pipeline import run_sweep  # loads torch: not for a file with faults
+
         outcome = run_sweep(context, reporter, retry_failed=retry_failed)
     except KeyboardInterrupt:
         _say(_how_to_go_on(context))
@@ -165,8 +166,9 @@ def plan(
     """Show what a sweep would do, without doing it.
 
     Cells done, failed and pending, units of work, the bytes of the largest unit's activations, and
-    FLOPs were every cell to train for all its epochs. With --why also the reasons: never ran, failed and how, a network that was made anew, or which
-    setting differs from the nearest stored cell.
+    FLOPs were every cell to train for all its epochs. With --why also the reasons: never ran,
+    failed and how, a network that was made anew, or which setting differs from the nearest stored
+    cell.
 
     \b
     raystitch plan sweeps/quickstart.yaml --why
@@ -226,7 +228,8 @@ def status(
 ) -> None:
     """Show how stored sweeps stand.
 
-    Cells done, failed and pending, networks and IRIs stored, and why cells failed. Reads stored files alone, so it can be asked from anywhere, also while a sweep is running.
+    Cells done, failed and pending, networks and IRIs stored, and why cells failed. Reads stored
+    files alone, so it can be asked from anywhere, also while a sweep is running.
 
     \b
     raystitch status
@@ -309,8 +312,9 @@ def query(
 ) -> None:
     """Ask the rows of a sweep in SQL.
 
-    One SELECT in Polars' dialect; the table is `cells`, one row per cell. Taken are the rows of the sweep as it was last run: an earlier trial with fewer images does not
-    mix in. With --all every stored row is taken.
+    One SELECT in Polars' dialect; the table is `cells`, one row per cell. Taken are the rows of the
+    sweep as it was last run: an earlier trial with fewer images does not mix in. With --all every
+    stored row is taken.
 
     \b
     raystitch query quickstart "SELECT front_model, end_cut, agreement FROM cells
