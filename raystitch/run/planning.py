@@ -241,6 +241,8 @@ def _cards(sweep: Sweep, storage: Storage, say: Say) -> tuple[dict[str, NetworkC
             cards[name] = network_card(
                 entry.arch, entry.kwargs, facts.classes, facts.shape, storage, say
             )
+        except StorageError:
+            raise
         except RaystitchError as error:
             faults.append(Fault(f"zoo.{name}.arch", str(error)))
     return cards, faults
