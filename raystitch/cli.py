@@ -9,51 +9,26 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
-import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from raystitch import __version__
 from raystitch.errors import RaystitchError
+from raystitch.run.terminal import WIDTH, Commands, console, open_storage, say, warn
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from raystitch.results.store import Storage
     from raystitch.run.pipeline import Outcome
     from raystitch.run.planning import Context
 
 # Torch, polars and the rest are imported inside the commands that need them: help comes at once.
 
-WIDTH = 100
-"""Columns of text where the output is no terminal."""
-
-
-class _Commands(TyperGroup):
-    """Turns what a user can mend into a sentence and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RaystitchError as error:
-            _say(str(error))
-            raise typer.Exit(error.exit_code) from error
-        except BrokenPipeError:
-            raise  # Typer's own affair: the reader of a pipe has gone.
-        except OSError as error:
-            _say(f"the system refused: {error}.")
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt as error:
-            _say("Stopped.")
-            raise typer.Exit(130) from error
-
+DEFAULT_STORAGE = "./runs"
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -110,7 +85,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]
 @app.command()
 def sweep(
     file: SweepFile,
-    storage: Root = "./runs",
+    storage: Root = DEFAULT_STORAGE,
     limit_images: LimitImages = None,
     max_epochs: MaxEpochs = None,
     retry_failed: Annotated[
@@ -135,10 +110,10 @@ def sweep(
         from raystitch.run.planning import load_sweep
         from raystitch.run.progress import Reporter
 
-        reporter = Reporter(_console(stderr=True))
+        reporter = Reporter(console(stderr=True))
         context = load_sweep(
             file,
-            _storage(storage),
+            open_storage(storage),
             limit_images=limit_images,
             max_epochs=max_epochs,
             say=reporter.say,
@@ -147,7 +122,7 @@ def sweep(
 
         outcome = run_sweep(context, reporter, retry_failed=retry_failed)
     except KeyboardInterrupt:
-        _say(_how_to_go_on(context))
+        say(_how_to_go_on(context))
         raise typer.Exit(130) from None
     _show_outcome(outcome, storage)
     raise typer.Exit(outcome.exit_code)
@@ -159,7 +134,7 @@ def plan(
     why: Annotated[
         bool, typer.Option("--why", help="Say why cells are not done: one line per reason.")
     ] = False,
-    storage: Root = "./runs",
+    storage: Root = DEFAULT_STORAGE,
     limit_images: LimitImages = None,
     max_epochs: MaxEpochs = None,
 ) -> None:
@@ -180,10 +155,10 @@ def plan(
     from raystitch.run.status import plan_lines, reason_lines
 
     context = load_sweep(
-        file, _storage(storage), limit_images=limit_images, max_epochs=max_epochs, say=_say
+        file, open_storage(storage), limit_images=limit_images, max_epochs=max_epochs, say=say
     )
     found = make_plan(context)
-    _warn(found.stored.warnings)
+    warn(found.stored.warnings)
     for line in [*plan_lines(found), *(reason_lines(found) if why else ())]:
         typer.echo(line)
 
@@ -191,7 +166,7 @@ def plan(
 @app.command()
 def check(
     file: SweepFile,
-    storage: Root = "./runs",
+    storage: Root = DEFAULT_STORAGE,
     limit_images: LimitImages = None,
     max_epochs: MaxEpochs = None,
 ) -> None:
@@ -210,12 +185,12 @@ def check(
 
     failed = 0
     for found in check_sweep(
-        file, _storage(storage), limit_images=limit_images, max_epochs=max_epochs, say=_say
+        file, open_storage(storage), limit_images=limit_images, max_epochs=max_epochs, say=say
     ):
         failed += not found.ok
         typer.echo(f"{'ok     ' if found.ok else 'FAILED '}{found.name}: {found.message}")
     if failed:
-        _say(f"{failed} check{'s' if failed > 1 else ''} failed.")
+        say(f"{failed} check{'s' if failed > 1 else ''} failed.")
         raise typer.Exit(2)
 
 
@@ -224,7 +199,7 @@ def status(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Name of a sweep; all when absent.")
     ] = None,
-    storage: Root = "./runs",
+    storage: Root = DEFAULT_STORAGE,
 ) -> None:
     """Show how stored sweeps stand.
 
@@ -240,19 +215,19 @@ def status(
     """
     from raystitch.run.status import standing, standing_lines
 
-    where = _storage(storage)
+    where = open_storage(storage)
     names = where.sweeps() if run is None else [run]
     if not names:
         typer.echo(f"no sweep has been run into {where.root} yet")
     unreadable = 0
     for name in names:
         try:
-            found = standing(name, where, _say)
+            found = standing(name, where, say)
         except RaystitchError as error:
-            _say(str(error))
+            say(str(error))
             unreadable += 1
             continue
-        _warn(found.plan.stored.warnings)
+        warn(found.plan.stored.warnings)
         for line in standing_lines(found):
             typer.echo(line)
     if unreadable:
@@ -292,10 +267,10 @@ def cuts(
     """
     from raystitch.run.cut_list import cut_table, describe_arch
 
-    card = describe_arch(arch, size, classes, kwargs, _say)
+    card = describe_arch(arch, size, classes, kwargs, say)
     typer.echo(cut_table(card, chosen), nl=False)
     for note in card.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
 
 
 @app.command()
@@ -305,7 +280,7 @@ def query(
     ],
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT from the table `cells`.")],
     fmt: Annotated[str, typer.Option("--format", help="table, csv, json or parquet.")] = "table",
-    storage: Root = "./runs",
+    storage: Root = DEFAULT_STORAGE,
     every: Annotated[
         bool, typer.Option("--all", help="Every stored row, not only those of the current plan.")
     ] = False,
@@ -328,8 +303,8 @@ def query(
     from raystitch.run.status import rows_of
 
     fmt = sql_query.known_format(fmt)
-    rows = rows_of(run, _storage(storage), every=every, say=_say)
-    _warn(rows.warnings)
+    rows = rows_of(run, open_storage(storage), every=every, say=say)
+    warn(rows.warnings)
     answer = sql_query.format_frame(sql_query.query(rows.frame, sql), fmt)
     if isinstance(answer, bytes) and sys.stdout.isatty():
         raise RaystitchError("Parquet is no text: send it to a file, as `... > cells.parquet`.")
@@ -353,56 +328,22 @@ def schema() -> None:
     typer.echo(json.dumps(sweep_schema(), indent=2))
 
 
-def _say(text: str) -> None:
-    """To the user, apart from the answer."""
-    typer.echo(text, err=True)
-
-
-def _warn(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        _say(f"warning: {warning}")
-
-
-def _console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else WIDTH)
-
-
-def _storage(root: str) -> Storage:
-    from raystitch.results.store import Storage
-
-    if "://" in root:
-        raise RaystitchError(f"--storage {root}: should be a folder of this machine.")
-    return Storage(Path(root))
-
-
 def _how_to_go_on(context: Context | None) -> str:
-    """What is stored of a sweep that was stopped."""
     if context is None:
         return "Stopped before anything was run. Run the same command again to start."
-    from raystitch.run.planning import make_plan
-    from raystitch.sweep.cells import counts
+    from raystitch.run.status import stopped_text
 
-    counted = counts(make_plan(context).statuses)
-    return (
-        f"Stopped. Stored of {context.sweep.name}: {counted['done']} cells done, "
-        f"{counted['failed']} failed; {counted['pending']} are pending. "
-        "Run the same command again to go on from there."
-    )
+    return stopped_text(context)
 
 
 def _show_outcome(outcome: Outcome, root: str) -> None:
     from raystitch.results.summary import render
+    from raystitch.run.status import failures_command
 
     context = outcome.plan.context
-    name = context.sweep.name
-    option = [] if root == "./runs" else ["--storage", root]
-    _console().print(render(outcome.summary))
-    typer.echo(f"results: {context.storage.sweep(name)} ({outcome.seconds:.0f} s)")
+    console().print(render(outcome.summary))
+    typer.echo(f"results: {context.storage.sweep(context.sweep.name)} ({outcome.seconds:.0f} s)")
     if outcome.exit_code:
-        failures = "SELECT key, front_model, front_cut, end_model, end_cut, objective, protocol, "
-        failures += "seed, error FROM cells WHERE status = 'failed'"
+        option = () if root == DEFAULT_STORAGE else ("--storage", root)
         typer.echo("Cells failed. This shows them and why:")
-        typer.echo(f"  {shlex.join(['raystitch', 'query', name, failures, *option])}")
+        typer.echo(f"  {failures_command(context.sweep.name, option)}")

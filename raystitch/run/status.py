@@ -6,6 +6,7 @@ file may have changed or be gone.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from raystitch.cards import ModelCard
 from raystitch.errors import RaystitchError, StorageError
 from raystitch.names import IRI_PROTOCOLS
 from raystitch.results.store import Reading, Storage, find_cells, read_cells
-from raystitch.run.planning import Plan, Say, load_sweep, make_plan
+from raystitch.run.planning import Context, Plan, Say, load_sweep, make_plan
 from raystitch.sweep.cells import Cell, Status, counts
 from raystitch.sweep.estimate import Cost, estimate, total
 from raystitch.sweep.keys import content_key, iri_identity
@@ -148,6 +149,23 @@ def standing_lines(found: Standing) -> Iterator[str]:
     failed = found.plan.rows.filter(pl.col("status") == "failed")
     for reason, count in failed["error"].value_counts(sort=True).iter_rows():
         yield f"  {count} failed: {reason}"
+
+
+def stopped_text(context: Context) -> str:
+    """What is stored of a sweep that was stopped, and how to go on."""
+    counted = counts(make_plan(context).statuses)
+    return (
+        f"Stopped. Stored of {context.sweep.name}: {counted['done']} cells done, "
+        f"{counted['failed']} failed; {counted['pending']} are pending. "
+        "Run the same command again to go on from there."
+    )
+
+
+def failures_command(name: str, options: Sequence[str]) -> str:
+    """The command that shows the failed cells of a sweep, for a shell."""
+    columns = "key, front_model, front_cut, end_model, end_cut, objective, protocol, seed, error"
+    sql = f"SELECT {columns} FROM cells WHERE status = 'failed'"
+    return shlex.join(["raystitch", "query", name, sql, *options])
 
 
 def counted_line(name: str, counted: dict[Status, int]) -> str:
