@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from raystitch import names
 from raystitch.cards import CutCard
 from raystitch.settings import Training
-from raystitch.stitching.fit import CellJob, Side, UnitFit, UnitJob
+from raystitch.stitching.fit import UnitFit
+from raystitch.stitching.jobs import CellJob, Side, UnitJob
 from raystitch.stitching.objectives import Answer
 
 CPU = torch.device("cpu")

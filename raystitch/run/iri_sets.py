@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raystitch.data.shards import Shard, concatenate, is_valid, read_shard, write_shard
 from raystitch.names import IRI_PROTOCOLS
 from raystitch.run.planning import Context
-from raystitch.run.workshop import Workshop
-from raystitch.stitching.iris import null_residuals, synthesise
 from raystitch.stitching.protocols import PROTOCOLS
 from raystitch.sweep.cells import Unit
 from raystitch.sweep.keys import content_key, iri_identity
+
+if TYPE_CHECKING:
+    from raystitch.run.workshop import Workshop
 
 SHARD_BATCHES = 2
 """Compute batches in one shard; a shard's size changes no pixel."""
@@ -100,6 +101,9 @@ def build_shard(spec: IriShardSpec, workshop: Workshop) -> float:
 
     Raises `CellError` where an image's activation is zero.
     """
+    # torch is loaded here, and not to plan which shards are missing.
+    from raystitch.stitching.iris import null_residuals, synthesise
+
     iri_set, iris = spec.iri_set, workshop.context.sweep.iris
     network = workshop.twin if iri_set.twin else workshop.cut_network
     front = network(iri_set.front_model).front(iri_set.cut)

@@ -19,7 +19,8 @@ from raystitch.run.activations import ByteBudget, Network, answers
 from raystitch.run.iri_sets import IriSetSpec, read_set, set_figures
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.evaluate import answer_scores
-from raystitch.stitching.fit import CellJob, Finished, Side, UnitFit, UnitJob
+from raystitch.stitching.fit import UnitFit
+from raystitch.stitching.jobs import CellJob, Finished, Side, UnitJob
 from raystitch.stitching.objectives import Answer
 from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.sweep.cells import Cell, Unit
