@@ -180,6 +180,10 @@ class Training(Settings):
         description="Plateau: share of the cell's own inputs kept for its curve.",
     )
 
+    def held_out_of(self, images: int) -> int:
+        """How many of so many own inputs are kept for the curve."""
+        return max(1, round(images * self.held_out)) if self.schedule == "plateau" else 0
+
 
 class Iris(Settings):
     """How IRIs are made. The defaults are the preset `controlled`."""

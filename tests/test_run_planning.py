@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 import sweeping
-from raystitch.errors import StorageError
+from raystitch.errors import StorageError, SweepFileError
 from raystitch.results.store import Storage
 from raystitch.run.pipeline import _store_sweep_file
 from raystitch.run.planning import load_sweep, make_plan
@@ -22,7 +22,7 @@ FILES = {
     "defaults": {"training": {}, "iris": {}, "stitch_images": None, "test_images": None},
     "published": {
         "preset": "published",
-        "training": {"bn": "eval", "augment": "none", "lr": "1e-4"},
+        "training": {"bn": "eval", "augment": "none", "lr": "1e-4", "batch": 16},
         "iris": {"lr": "3/255"},
     },
     "budget": {"budget": 4},
@@ -167,3 +167,28 @@ def test_the_reporter_counts_on_plain_output():
     (line,) = text.getvalue().splitlines()
     assert line.startswith("stitches: 3/3 cells, ")
     assert line.endswith("note")
+
+
+PUBLISHED = {"preset": "published", "training": {"bn": "eval", "augment": "none"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        (PUBLISHED, {}),
+        ({**PUBLISHED, "stitch_images": None}, {"limit_images": 100}),
+        ({"stitch_images": 1}, {}),
+        ({"training": {"drop_last": True, "batch": 60}}, {}),
+    ],
+)
+def test_too_few_images_for_one_batch_are_a_fault(changes, limits, storage, tmp_path):
+    with pytest.raises(SweepFileError) as refused:
+        load_sweep(sweeping.write(tmp_path, **changes), storage, **limits)
+    (fault,) = refused.value.faults
+    assert fault.place == "stitch_images"
+    assert "no stitch would be trained" in fault.message
+
+
+@pytest.mark.parametrize("training", [{"batch": 54, "drop_last": True}, {"held_out": 0.5}])
+def test_enough_images_for_one_batch_are_none(training, storage, tmp_path):
+    assert load_sweep(sweeping.write(tmp_path, training=training), storage).networks

@@ -5,7 +5,7 @@ Loads torch only where a network's card is not stored yet, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -227,7 +227,23 @@ def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fa
             faults.append(Fault(field, f"{wanted} are asked for, but {there} are there"))
         elif limit_images is not None and limit_images < (wanted or there):
             changes[field] = limit_images
-    return sweep.model_copy(update=changes), faults
+    sweep = sweep.model_copy(update=changes)
+    return sweep, [*faults, *_batch_faults(sweep, sweep.stitch_images or facts.train)]
+
+
+def _batch_faults(sweep: Sweep, images: int) -> Iterator[Fault]:
+    """A fault where an epoch over so many stitch images would have no batch."""
+    training = sweep.training
+    held = training.held_out_of(images)
+    least = training.batch if training.drop_last else 1
+    if images - held < least:
+        kept = f" with {held} of them held out" if held else ""
+        whole = f"a whole batch of {least} (`training.drop_last`)" if least > 1 else "a batch"
+        yield Fault(
+            "stitch_images",
+            f"{images} images{kept} do not fill {whole}, so no stitch would be trained; take at "
+            f"least {least + held} images" + (" or a smaller `training.batch`" * (least > 1)),
+        )
 
 
 def _cards(sweep: Sweep, storage: Storage, say: Say) -> tuple[dict[str, NetworkCard], list[Fault]]:

@@ -264,11 +264,11 @@ class _CellFit:
 def _split(unit: UnitJob) -> tuple[Tensor, Tensor]:
     """Positions to train on and, for the plateau schedule, held-out ones, by the seed alone."""
     count = len(unit.front.own)
-    if unit.training.schedule != "plateau":
+    held = unit.training.held_out_of(count)
+    if not held:
         return torch.arange(count), torch.arange(0)
     generator = torch.Generator().manual_seed(derive("held out", unit.seed))
     order = torch.randperm(count, generator=generator)
-    held = max(1, round(count * unit.training.held_out))
     return order[held:].sort().values, order[:held].sort().values
 
 
