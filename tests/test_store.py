@@ -158,6 +158,21 @@ def test_the_latest_good_row_counts(store: CellStore) -> None:
     assert frame["agreement"].to_list() == [90.0, 50.0]
 
 
+def test_rows_of_another_training_never_hide_those_of_the_stored_one(store: CellStore) -> None:
+    old, new = ({"front_digest": name, "end_digest": "e"} for name in ("old", "new"))
+    store.write([row(**old)], "a")
+    store.write([{**failed(minutes=1), **new}], "b")
+    store.write([row("other", **new), row("other", minutes=1, **old)], "c")
+    found = store.scan().frame.select("key", "front_digest", "status").rows()
+    assert sorted(found) == [
+        ("k", "new", "failed"),
+        ("k", "old", "ok"),
+        ("other", "new", "ok"),
+        ("other", "old", "ok"),
+    ]
+    assert store.read()["key"].to_list() == ["k", "other"], "for a reader without a plan, each once"
+
+
 def test_only_the_keys_of_the_plan_are_read(store: CellStore) -> None:
     store.write([row("old"), row("new")], "a")
     assert store.read(keys=["new", "pending"])["key"].to_list() == ["new"]
@@ -278,6 +293,18 @@ def test_a_torn_or_foreign_file_is_named_and_set_aside(store: CellStore, harm) -
     assert not bad.exists()
     assert (store.folder / "set-aside" / bad.name).read_bytes() == content, "never deleted"
     assert store.scan().warnings == (), "said once; it is out of the way now"
+
+
+def test_a_file_is_set_aside_whatever_its_reader_says(
+    store: CellStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speechless(_: object) -> None:
+        raise EOFError
+
+    store.write([row()], "a")
+    monkeypatch.setattr("raystitch.results.store.pq.ParquetFile", speechless)
+    (warning,) = store.scan().warnings
+    assert "(EOFError)" in warning
 
 
 def test_two_files_set_aside_under_one_name_are_both_kept(store: CellStore) -> None:

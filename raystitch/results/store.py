@@ -105,7 +105,10 @@ class Storage:
 
 @dataclass(frozen=True)
 class Reading:
-    """Rows as read: one per key, in the declared schema, and a sentence per file set aside."""
+    """Rows as read, in the declared schema, and a sentence per file set aside.
+
+    frame: one row per cell as it was measured: per key and the digests of both networks.
+    """
 
     frame: pl.DataFrame
     warnings: tuple[str, ...]
@@ -134,7 +137,9 @@ class CellStore:
         return path
 
     def read(self, keys: Iterable[str] | None = None) -> pl.DataFrame:
-        """One row per key (see `read_cells`), only of ``keys`` if given; warns of files set aside.
+        """One row per key, a good one and the latest of these; warns of files set aside.
+
+        keys: only these, if given.
 
         A reader of a sweep passes the keys of its current plan, so that an earlier trial run with
         fewer images never mixes in.
@@ -142,18 +147,19 @@ class CellStore:
         reading = self.scan()
         for text in reading.warnings:
             warnings.warn(text, SetAsideWarning, stacklevel=2)
-        if keys is None:
-            return reading.frame
-        return reading.frame.filter(pl.col("key").is_in(list(keys)))
+        frame = _latest_good(reading.frame, "key")
+        return frame if keys is None else frame.filter(pl.col("key").is_in(list(keys)))
 
     def scan(self) -> Reading:
-        """As `read`, with the warnings returned instead of raised."""
+        """All that counts for some training of the networks (see `read_cells`), and warnings."""
         return read_cells(self.folder)
 
 
 def read_cells(folder: Path) -> Reading:
     """The rows of every file in ``folder``: a good row beats a failed one, the latest of each.
 
+    Rows of one key that were measured on other networks (other digests) stay beside each other:
+    which of them count is known only with the networks that are stored.
     Files of an older release lack columns: these are null. A torn or foreign Parquet file is moved
     to ``set-aside/`` and named in the warnings; unfinished files of writers are not looked at.
     `StorageError` where the disk cannot be read or a later release changed the format.
@@ -175,7 +181,7 @@ def read_cells(folder: Path) -> Reading:
         tables += [] if table is None else [table]
         notes += [] if note is None else [note]
     rows = pl.DataFrame(pl.from_arrow(pa.concat_tables(tables)))
-    return Reading(_latest_good(rows), tuple(notes))
+    return Reading(_latest_good(rows, "key", "front_digest", "end_digest"), tuple(notes))
 
 
 def find_cells(run: str, storage: Storage) -> Path:
@@ -242,10 +248,10 @@ def _completed(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=CELL_SCHEMA)
 
 
-def _latest_good(rows: pl.DataFrame) -> pl.DataFrame:
+def _latest_good(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
     # Stable sorts: where times are equal, the order of the files' names decides, on every machine.
     ordered = rows.sort(pl.col("status") == "ok", "finished_at", maintain_order=True)
-    return ordered.unique("key", keep="last").sort("finished_at", "key")
+    return ordered.unique(by, keep="last").sort("finished_at", "key")
 
 
 def _row_files(folder: Path) -> list[Path]:
@@ -258,7 +264,7 @@ def _set_aside(path: Path, why: Exception) -> str:
     if target.exists():
         target = target.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     kind = "foreign" if isinstance(why, _ForeignError) else "torn"
-    reason = str(why).strip().splitlines()[0].rstrip(".")
+    reason = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")
     try:
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
