@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -18,6 +19,7 @@ from raystitch.data.shards import read_shard
 from raystitch.results.schema import METRICS
 from raystitch.results.store import Storage
 from raystitch.results.tensors import Tensor
+from raystitch.sweep.cells import units
 
 COUNT = 2 * (4 + 4 + 3)
 FIGURES = [name for name in METRICS if name != "seconds"]
@@ -179,6 +181,59 @@ def test_foreign_iris_are_those_of_an_untrained_twin(tmp_path):
     assert fidelity["invariance"] > fidelity["foreign"] + 10
 
 
+def test_an_untrained_front_shares_its_iris_with_its_twin(tmp_path):
+    from raystitch.run.iri_sets import iri_set_of, missing_shards
+
+    path = sweeping.write(
+        tmp_path, cuts=["blocks.4"], objectives=["dm"], protocols=["invariance", "foreign"]
+    )
+    outcome = sweeping.run(path, tmp_path / "runs")
+    context, digests = outcome.plan.context, dict(outcome.plan.digests)
+    sets = [iri_set_of(unit, context, digests) for unit in units(outcome.plan.cells)]
+    assert len(sets) == 2
+    assert missing_shards(sets, context) == []
+
+
+def test_the_network_stored_first_stays(tmp_path):
+    from raystitch.run.workshop import Workshop
+    from raystitch.run.zoo_stage import make_model
+
+    zoo = {"net": {"arch": "raystitch/cnn5", "seeds": [0, 1], "epochs": 1, "batch": 256}}
+    path = sweeping.write(tmp_path, zoo=zoo)
+    context = sweeping.load_sweep(path, Storage(tmp_path / "runs"))
+    folder = context.storage.model(context.model_key("net-0"))
+    first = []
+
+    def another_process(epoch, loss):
+        first.append(make_model(Workshop(context), "net-0"))
+        first.append(files(folder))
+
+    assert make_model(Workshop(context), "net-0", another_process) == first[0]
+    assert files(folder) == first[1]
+
+
+def test_rows_never_carry_the_digest_of_a_network_they_were_not_measured_on(done, tmp_path):
+    from raystitch.errors import StorageError
+    from raystitch.run.workshop import Workshop
+    from raystitch.zoo import artifacts
+    from raystitch.zoo.models import digest
+
+    _, path, root = done
+    copy = tmp_path / "runs"
+    subprocess.run(["cp", "-r", root, copy], check=True)
+    context = sweeping.load_sweep(path, Storage(copy))
+    workshop = Workshop(context)
+    loaded = digest(workshop.network("net-0"))
+    other = workshop.blank("net-1")
+    folder = context.storage.model(context.model_key("net-0"))
+    card = replace(workshop.card("net-0"), digest=digest(other))
+    artifacts.save(folder, other, card)
+    assert workshop.card("net-0").digest == loaded
+    workshop.network.cache_clear()
+    with pytest.raises(StorageError, match="was replaced while the sweep ran"):
+        workshop.network("net-0")
+
+
 def test_marked_pairs_and_plain_pairs_of_one_front_share_nothing_wrong(tmp_path):
     zoo = {
         "net": {"arch": "raystitch/cnn5", "recipe": "untrained", "seeds": [0, 1]},
@@ -220,11 +275,14 @@ def test_two_sweeps_may_share_networks_and_iris(done, tmp_path):
 
 
 def test_networks_are_bit_equal_before_and_after(done):
-    _, path, root = done
+    outcome, path, root = done
+    from raystitch.run.unit import run_unit
     from raystitch.run.workshop import Workshop
     from raystitch.zoo.models import digest
 
     workshop = Workshop(sweeping.load_sweep(path, Storage(root)))
+    unit = next(u for u in units(outcome.plan.cells) if u.protocol == "standard")
+    assert len([row for rows in run_unit(unit, None, workshop) for row in rows]) == 4
     for model in ("net-0", "net-1"):
         assert digest(workshop.network(model)) == workshop.card(model).digest
 

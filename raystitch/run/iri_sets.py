@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raystitch.data.shards import Shard, concatenate, is_valid, read_shard, write_shard
+from raystitch.errors import StorageError
 from raystitch.names import IRI_PROTOCOLS
 from raystitch.run.planning import Context
 from raystitch.stitching.protocols import PROTOCOLS
 from raystitch.sweep.cells import Unit
-from raystitch.sweep.keys import content_key, iri_identity
+from raystitch.sweep.keys import content_key, iri_front, iri_identity
 
 if TYPE_CHECKING:
     from raystitch.run.workshop import Workshop
@@ -26,13 +27,17 @@ if TYPE_CHECKING:
 SHARD_BATCHES = 2
 """Compute batches in one shard; a shard's size changes no pixel."""
 
+UNTRAINED = "untrained"
+"""In place of a digest: the front's initial weights follow from its identity."""
+
 
 @dataclass(frozen=True)
 class IriSetSpec:
     """One set of IRIs: its key and what it is made from.
 
     front_model: the front, or the network whose untrained twin is the front (``twin``).
-    digest: of the front's stored weights, so that shards of another training do not count.
+    digest: of the front's stored weights, so that shards of another training do not count;
+    `UNTRAINED` for a front that was never trained.
     """
 
     key: str
@@ -44,7 +49,7 @@ class IriSetSpec:
     digest: str
 
     def metadata(self) -> dict[str, str]:
-        return {"iri_set": self.key, "front_digest": "untrained" if self.twin else self.digest}
+        return {"iri_set": self.key, "front_digest": self.digest}
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,18 @@ def iri_set_of(unit: Unit, context: Context, digests: dict[str, str | None]) -> 
         return None
     digest = digests[unit.front_model]
     assert digest is not None, "IRIs are planned after their front is stored"
+    settings = unit.cells[0].settings
+    front = iri_front(settings)
+    assert front is not None
     return IriSetSpec(
-        content_key(iri_identity(unit.cells[0].settings)),
+        content_key(iri_identity(settings)),
         unit.front_model,
         PROTOCOLS[unit.protocol].inputs == "untrained",
         unit.front_cut,
         unit.stitch_marker,
         unit.seed,
-        digest,
+        # A network of the zoo that is untrained itself may share this set with another's twin.
+        UNTRAINED if front.get("recipe", {}).get("name") == "untrained" else digest,
     )
 
 
@@ -125,7 +134,14 @@ def read_set(iri_set: IriSetSpec, context: Context) -> Shard:
     paths = [
         context.storage.iri_part(iri_set.key, spec.part) for spec in shard_specs(iri_set, context)
     ]
-    return concatenate([read_shard(path) for path in paths])
+    shards = [read_shard(path) for path in paths]
+    for path, shard in zip(paths, shards, strict=True):
+        if not iri_set.metadata().items() <= shard.metadata.items():
+            raise StorageError(
+                f"{path} holds IRIs of another training of {iri_set.front_model}, made while this "
+                "sweep ran; run the sweep again to make them anew."
+            )
+    return concatenate(shards)
 
 
 def set_figures(iri_set: Shard) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from raystitch.cards import ModelCard
 from raystitch.data import sources
 from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker, plant
-from raystitch.errors import RaystitchError
+from raystitch.errors import RaystitchError, StorageError
 from raystitch.run.planning import Context
 from raystitch.zoo import artifacts
 from raystitch.zoo.cuts import CutNetwork
@@ -29,6 +29,7 @@ class Workshop:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.device = device_of(context.sweep.execution.device)
+        self.cards: dict[str, ModelCard] = {}
         self.network = lru_cache(KEPT_NETWORKS)(self._network)
         self.cut_network = lru_cache(KEPT_NETWORKS)(self._cut_network)
         self.twin = lru_cache(1)(self._twin)
@@ -60,7 +61,13 @@ class Workshop:
         )
 
     def card(self, model: str) -> ModelCard:
-        return artifacts.read_card(self.context.storage.model(self.context.model_key(model)))
+        """The card of the model as first seen here: rows say which network they were measured on,
+        whatever another process makes of the stored one meanwhile.
+        """
+        if model not in self.cards:
+            folder = self.context.storage.model(self.context.model_key(model))
+            self.cards[model] = artifacts.read_card(folder)
+        return self.cards[model]
 
     def marker(self, model: str | None) -> PlantedMarker | None:
         """The marker of that model for the images of this sweep; None for None."""
@@ -74,7 +81,12 @@ class Workshop:
     def _network(self, model: str) -> Network:
         """The frozen network with its stored weights, on the device."""
         network = self.blank(model)
-        artifacts.load(self.context.storage.model(self.context.model_key(model)), network)
+        folder = self.context.storage.model(self.context.model_key(model))
+        if artifacts.load(folder, network).digest != self.card(model).digest:
+            raise StorageError(
+                f"the stored network {folder} ({model}) was replaced while the sweep ran; run the "
+                "sweep again: cells measured on the former one are then pending."
+            )
         return freeze(network.to(self.device))
 
     def _cut_network(self, model: str) -> CutNetwork:

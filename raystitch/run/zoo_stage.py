@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from raystitch.cards import ModelCard
+from raystitch.errors import RaystitchError
 from raystitch.files import file_digest
 from raystitch.run.workshop import Workshop
 from raystitch.sweep.zoo_entry import ZooEntry
@@ -48,6 +49,9 @@ def make_model(workshop: Workshop, model: str, on_epoch: OnEpoch | None = None) 
             on_epoch=on_epoch,
         )
     card = _measure(workshop, model, freeze(network), time.perf_counter() - began)
+    if artifacts.is_stored(folder):
+        # Another process on this storage was first, and rows may already be measured on its one.
+        return artifacts.read_card(folder)
     artifacts.save(folder, network, card)
     return card
 
@@ -64,7 +68,10 @@ def _load_as_planned(network: Network, entry: ZooEntry, planned: str) -> None:
     assert entry.weights is not None
     path = Path(entry.weights)
     load_weights(network, path)
-    assert file_digest(path) == planned, "the weight file changed since the sweep was planned"
+    if file_digest(path) != planned:
+        raise RaystitchError(
+            f"the weight file {path} changed since the sweep was planned; run the sweep again."
+        )
 
 
 def _measure(workshop: Workshop, model: str, network: Network, seconds: float) -> ModelCard:
