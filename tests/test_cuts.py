@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -76,8 +76,18 @@ def wrap(net: nn.Module, *shape: int) -> Network:
 
 
 def images(network: Network, batch: int) -> Tensor:
+    """Noise of unequal brightness, so that even pooled activations differ between images."""
     generator = torch.Generator().manual_seed(batch)
-    return torch.rand(batch, *network.input_shape, generator=generator)
+    noise = torch.rand(batch, *network.input_shape, generator=generator)
+    return noise * torch.linspace(0.2, 1, batch).view(-1, 1, 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """The nets that a test makes itself have the same weights in every run."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
 
 
 @pytest.fixture(scope="module")
