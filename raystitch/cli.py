@@ -343,7 +343,9 @@ def _show_outcome(outcome: Outcome, root: str) -> None:
     context = outcome.plan.context
     console().print(render(outcome.summary))
     typer.echo(f"results: {context.storage.sweep(context.sweep.name)} ({outcome.seconds:.0f} s)")
-    if outcome.exit_code:
+    if left := len(outcome.plan.pending):
+        typer.echo(f"{left} cells are still pending: mend what was said above, and run it again.")
+    if "failed" in outcome.plan.statuses:
         option = () if root == DEFAULT_STORAGE else ("--storage", root)
         typer.echo("Cells failed. This shows them and why:")
         typer.echo(f"  {failures_command(context.sweep.name, option)}")

@@ -102,11 +102,39 @@ def test_ready_made_networks_are_their_content():
     }
 
 
-def test_the_untrained_twin_is_the_network_that_the_recipe_untrained_gives():
+def test_the_untrained_twin_is_an_untrained_network_of_another_seed():
     trained = keys.network_identity(entry(marker={}), 3, planning.IMAGES)
     untrained = keys.network_identity(entry(recipe="untrained"), 3, planning.IMAGES)
-    assert keys.untrained_twin(trained, planning.IMAGES) == untrained
-    assert keys.untrained_twin(untrained, planning.IMAGES) == untrained
+    twin = keys.untrained_twin(trained, planning.IMAGES)
+    assert twin == keys.untrained_twin(untrained, planning.IMAGES)
+    assert twin["seed"] != 3
+    assert twin == keys.network_identity(entry(recipe="untrained"), twin["seed"], planning.IMAGES)
+    other = keys.network_identity(entry(), 4, planning.IMAGES)
+    assert keys.untrained_twin(other, planning.IMAGES) != twin
+
+
+def test_how_many_test_images_are_used_makes_no_other_network():
+    few, fewer = ({"source": "digits", "train": 500, "test": n} for n in (20, 10))
+    assert keys.network_identity(entry(), 0, few) == keys.network_identity(entry(), 0, fewer)
+    less = {"source": "digits", "train": 400}
+    assert keys.network_identity(entry(), 0, few) != keys.network_identity(entry(), 0, less)
+
+
+def test_training_fields_without_a_use_stay_out_of_the_key():
+    def same(**fields):
+        return keys.dump_training(Training(**fields)) == keys.dump_training(
+            Training(**fields, patience=9, held_out=0.3)
+        )
+
+    assert same(schedule="step")
+    assert not same(schedule="plateau")
+    starts = [
+        keys.dump_training(Training(init=init, init_count=count))
+        for init in ("random", "lstsq")
+        for count in (10, 20)
+    ]
+    assert starts[0] == starts[1]
+    assert starts[2] != starts[3]
 
 
 def test_iris_of_a_cell_depend_on_the_front_and_not_on_the_end():

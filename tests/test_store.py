@@ -60,24 +60,20 @@ def test_paths_are_those_of_the_design(tmp_path: Path) -> None:
         str(path.relative_to(tmp_path))
         for path in (
             storage.model("m"),
-            storage.image_part("i", 3),
             storage.iri_part("r", 0),
             storage.network_card("c"),
             storage.sweep_file("s"),
             storage.cells("s"),
             storage.tensors("s"),
-            storage.report("s"),
         )
     }
     assert found == {
         "artifacts/models/m",
-        "artifacts/images/i/part-00003.parquet",
         "artifacts/iris/r/part-00000.parquet",
         "artifacts/cards/c.json",
         "sweeps/s/sweep.yaml",
         "sweeps/s/cells",
         "sweeps/s/tensors",
-        "sweeps/s/report",
     }
     assert list(tmp_path.iterdir()) == [], "naming a path makes nothing"
 

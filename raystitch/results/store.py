@@ -63,16 +63,9 @@ class Storage:
         """The card of one network: there once the network is finished."""
         return self.model(key) / "card.json"
 
-    def images(self, key: str) -> Path:
-        """Folder of image shards ``part-*.parquet``."""
-        return self.root / "artifacts" / "images" / _name(key)
-
     def iris(self, key: str) -> Path:
         """Folder of IRI shards ``part-*.parquet``."""
         return self.root / "artifacts" / "iris" / _name(key)
-
-    def image_part(self, key: str, part: int) -> Path:
-        return self.images(key) / _part(part)
 
     def iri_part(self, key: str, part: int) -> Path:
         return self.iris(key) / _part(part)
@@ -93,9 +86,6 @@ class Storage:
 
     def tensors(self, name: str) -> Path:
         return self.sweep(name) / "tensors"
-
-    def report(self, name: str) -> Path:
-        return self.sweep(name) / "report"
 
     def sweeps(self) -> list[str]:
         """Names of the sweeps stored here, sorted."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from raystitch.cards import ModelCard
-from raystitch.errors import CellError
+from raystitch.errors import CellError, RaystitchError
 from raystitch.run.iri_sets import IriSetSpec, IriShardSpec, build_shard
+from raystitch.run.left import Left, reason_of
 from raystitch.run.planning import Context
 from raystitch.run.unit import Row, failed_rows, run_unit
 from raystitch.run.workshop import Workshop
@@ -27,12 +28,15 @@ class LocalRunner:
 
     def make_models(
         self, models: Sequence[str], on_epoch: Callable[[str, int, float], None]
-    ) -> Iterator[ModelCard]:
-        """Make and store each network that is not stored; its card."""
+    ) -> Iterator[ModelCard | Left]:
+        """Make and store each network that is not stored; its card, or why there is none."""
         for model in models:
-            yield make_model(
-                self.workshop, model, lambda epoch, loss, of=model: on_epoch(of, epoch, loss)
-            )
+            try:
+                yield make_model(
+                    self.workshop, model, lambda epoch, loss, of=model: on_epoch(of, epoch, loss)
+                )
+            except (RaystitchError, RuntimeError, MemoryError) as error:
+                yield Left(model, reason_of(error))
 
     def check_cuts(self, cuts: dict[str, list[str]]) -> None:
         """Raise `RaystitchError` unless each network cut there gives its own logits."""
@@ -53,11 +57,15 @@ class LocalRunner:
 
     def run_units(
         self, work: Sequence[tuple[Unit, IriSetSpec | None]]
-    ) -> Iterator[tuple[Unit, list[Row]]]:
-        """Train each unit's cells; rows as they end."""
+    ) -> Iterator[tuple[Unit, list[Row] | Left]]:
+        """Train each unit's cells; rows as they end, or why its other cells are left pending."""
         for unit, iri_set in work:
             if iri_set is not None and (reason := self.failed_sets.get(iri_set.key)):
                 yield unit, failed_rows(unit, reason, self.workshop)
                 continue
-            for rows in run_unit(unit, iri_set, self.workshop):
-                yield unit, rows
+            try:
+                for rows in run_unit(unit, iri_set, self.workshop):
+                    yield unit, rows
+            except (RuntimeError, MemoryError) as error:
+                what = f"{unit.front_model} {unit.front_cut} {unit.protocol} seed {unit.seed}"
+                yield unit, Left(what, reason_of(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ from raystitch.results.store import CellStore
 from raystitch.results.summary import Summary, summarise
 from raystitch.results.tensors import write_tensors
 from raystitch.run.iri_sets import IriSetSpec, iri_set_of, missing_shards
+from raystitch.run.left import Left
 from raystitch.run.planning import Context, Plan, make_plan
 from raystitch.run.progress import Reporter
-from raystitch.sweep.cells import Unit
+from raystitch.sweep.cells import Cell, Unit, units
 
 if TYPE_CHECKING:
     from raystitch.run.local import LocalRunner
@@ -75,9 +77,22 @@ def _run_pending(plan: Plan, reporter: Reporter, *, retry_failed: bool) -> None:
     # A network made anew may be bit for bit the one that stored rows speak of: count once more.
     plan = make_plan(context, retry_failed=retry_failed)
     digests = dict(plan.digests)
-    work = [(unit, iri_set_of(unit, context, digests)) for unit in plan.units]
-    _iris(plan, work, runner, reporter)
-    _stitches(plan, work, runner, reporter)
+    there = [cell for cell in plan.pending if digests[cell.front_model] and digests[cell.end_model]]
+    if left := len(plan.pending) - len(there):
+        reporter.say(f"{left} cells stay pending: their networks are not there")
+    runner.check_cuts(_cuts(there))
+    work = [(unit, iri_set_of(unit, context, digests)) for unit in units(there)]
+    _iris(context, work, runner, reporter)
+    _stitches(context, work, runner, reporter)
+
+
+def _cuts(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """The cuts at which each network of these cells is cut, each once."""
+    cuts: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        cuts.setdefault(cell.front_model, {})[cell.front_cut] = None
+        cuts.setdefault(cell.end_model, {})[cell.end_cut] = None
+    return {model: list(names) for model, names in cuts.items()}
 
 
 def _zoo(plan: Plan, runner: LocalRunner, reporter: Reporter) -> None:
@@ -92,13 +107,11 @@ def _zoo(plan: Plan, runner: LocalRunner, reporter: Reporter) -> None:
             def on_epoch(model: str, epoch: int, loss: float) -> None:
                 stage.advance(1, f"{model} loss {loss:.3f}")
 
-            for card in runner.make_models(missing, on_epoch):
-                reporter.say(describe_model(card))
-    cuts: dict[str, list[str]] = {model: [] for model in models}
-    for cell in plan.pending:
-        cuts[cell.front_model].append(cell.front_cut)
-        cuts[cell.end_model].append(cell.end_cut)
-    runner.check_cuts({model: list(dict.fromkeys(names)) for model, names in cuts.items()})
+            for made in runner.make_models(missing, on_epoch):
+                if isinstance(made, ModelCard):
+                    reporter.say(describe_model(made))
+                else:
+                    reporter.say(f"{made.what} could not be made: {made.reason}")
 
 
 def _epochs(context: Context, model: str) -> int:
@@ -119,12 +132,12 @@ def describe_model(card: ModelCard) -> str:
 
 
 def _iris(
-    plan: Plan,
+    context: Context,
     work: list[tuple[Unit, IriSetSpec | None]],
     runner: LocalRunner,
     reporter: Reporter,
 ) -> None:
-    specs = missing_shards((found for _, found in work if found is not None), plan.context)
+    specs = missing_shards((found for _, found in work if found is not None), context)
     if not specs:
         return
     with reporter.stage("IRIs", sum(spec.stop - spec.start for spec in specs), "images") as stage:
@@ -137,17 +150,21 @@ def _iris(
 
 
 def _stitches(
-    plan: Plan,
+    context: Context,
     work: list[tuple[Unit, IriSetSpec | None]],
     runner: LocalRunner,
     reporter: Reporter,
 ) -> None:
     if not work:
         return
-    store = CellStore(plan.context.storage, plan.context.sweep.name)
+    store = CellStore(context.storage, context.sweep.name)
+    cells = sum(len(unit.cells) for unit, _ in work)
     failures = 0
-    with reporter.stage("stitches", len(plan.pending), "cells") as stage:
+    with reporter.stage("stitches", cells, "cells") as stage:
         for unit, rows in runner.run_units(work):
+            if isinstance(rows, Left):
+                reporter.say(f"{rows.what}: left pending: {rows.reason}")
+                continue
             store.write(rows, unit.key)
             failures += sum(row["status"] == "failed" for row in rows)
             latest = rows[-1]

@@ -142,7 +142,7 @@ def load_sweep(
         found, more = _within_data(found, limit_images)
         cards, missing = _cards(found, storage, say)
         more += [*missing, *card_faults(found, cards)]
-    sweep = limited(require(path, found, [*faults, *more]), None, max_epochs)
+    sweep = limited(require(path, found, [*faults, *more]), max_epochs)
     data_identity = sources.identity(sweep.data)
     return Context(
         sweep,
@@ -218,15 +218,17 @@ def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fa
     except RaystitchError as error:
         return sweep, [Fault("data", str(error))]
     faults: list[Fault] = []
-    changes: dict[str, int] = {}
+    changes: dict[str, int | None] = {}
     for field, wanted, there in (
         ("stitch_images", sweep.stitch_images, facts.train),
         ("test_images", sweep.test_images, facts.test),
     ):
         if wanted is not None and wanted > there:
             faults.append(Fault(field, f"{wanted} are asked for, but {there} are there"))
-        elif limit_images is not None and limit_images < (wanted or there):
-            changes[field] = limit_images
+            continue
+        taken = min(wanted or there, limit_images or there)
+        # All of them is the same images as not asking: one key.
+        changes[field] = taken if taken < there else None
     sweep = sweep.model_copy(update=changes)
     return sweep, [*faults, *_batch_faults(sweep, sweep.stitch_images or facts.train)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
 import torch
@@ -13,6 +12,7 @@ from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker, plant
 from raystitch.errors import RaystitchError, StorageError
 from raystitch.run.planning import Context
+from raystitch.sweep.keys import untrained_twin
 from raystitch.zoo import artifacts
 from raystitch.zoo.cuts import CutNetwork
 from raystitch.zoo.models import Network, build, freeze
@@ -93,16 +93,15 @@ class Workshop:
         return CutNetwork(self.network(model))
 
     def _twin(self, model: str) -> CutNetwork:
-        """The untrained network of the same architecture and seed (`foreign` IRIs)."""
+        """The untrained network of the same architecture (`foreign` IRIs)."""
         context = self.context
-        found = context.sweep.models()[model]
-        entry = context.sweep.zoo[found.entry]
+        entry = context.sweep.zoo[context.sweep.models()[model].entry]
         network = build(
             entry.arch,
             entry.kwargs,
             classes=context.facts.classes,
             input_shape=context.facts.shape,
-            seed=_twin_seed(context.networks[model]),
+            seed=untrained_twin(context.networks[model], context.data_identity)["seed"],
             mean=entry.mean,
             std=entry.std,
         )
@@ -120,15 +119,10 @@ class Workshop:
         return images if planted is None else planted.paste_fixed(images, TEST_SALT)
 
 
-def _twin_seed(network: Mapping[str, object]) -> int:
-    """As `keys.untrained_twin`: networks that were not trained here have no seed; 0 then."""
-    seed = network.get("seed", 0)
-    assert isinstance(seed, int)
-    return seed
-
-
 def device_of(wanted: str) -> torch.device:
     """The device that the sweep file asks for. Raises `RaystitchError` when it is not there."""
+    # TF32 would round what the CPU does not: rows of one key must not depend on the device so much.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise RaystitchError(

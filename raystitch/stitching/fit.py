@@ -91,7 +91,8 @@ class UnitFit:
 
     def _batches(self) -> Iterator[Tensor]:
         """The epoch's batches of positions, in an order that depends on seed and epoch alone."""
-        generator = torch.Generator().manual_seed(derive("order", self.unit.seed, self.epochs))
+        seed = derive("stitch order", self.unit.seed, self.epochs)
+        generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.training_positions), generator=generator)
         batch = self.unit.training.batch
         for chunk in self.training_positions[order].split(batch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from raystitch.data.images import LabelledImages
+from raystitch.data.scramble import scramble
 from raystitch.errors import CellError
 from raystitch.names import IriRule
 from raystitch.seeds import derive
@@ -143,8 +145,10 @@ class _Slots:
             self.rule.reset(slot)
 
     def _start(self, index: int) -> Tensor:
-        generator = np.random.default_rng(derive("iri", self.seed, index))
-        return torch.from_numpy(generator.random(self.images.shape, dtype=np.float32))
+        """Uniform noise over [0, 1), 24 bits a pixel, from the seed and the image's index."""
+        words = scramble(derive("iri", self.seed), index, np.arange(prod(self.images.shape)))
+        noise = (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        return torch.from_numpy(noise.reshape(self.images.shape))
 
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Residuals (batch,) of the current images and their gradient; the best are remembered."""

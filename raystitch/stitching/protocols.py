@@ -8,11 +8,13 @@ under `invariance` and `foreign` is that of x, and the test images are always or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from raystitch.data.scramble import scramble
 from raystitch.names import Protocol
 from raystitch.seeds import derive
 
@@ -43,8 +45,6 @@ def noise_images(
 
     Each image depends on ``seed`` and its own index alone.
     """
-    drawn = [
-        np.random.default_rng(derive("noise", seed, int(i))).integers(0, 256, shape, dtype=np.uint8)
-        for i in index
-    ]
-    return np.stack(drawn)
+    pixels = np.arange(prod(shape))
+    words = scramble(derive("noise", seed), index[:, None], pixels[None])
+    return (words >> np.uint64(56)).astype(np.uint8).reshape(len(index), *shape)

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from raystitch.names import IRI_PROTOCOLS, Protocol
-from raystitch.settings import Marker, Recipe, Settings
+from raystitch.seeds import derive
+from raystitch.settings import Marker, Recipe, Settings, Training
 from raystitch.sweep.zoo_entry import RECIPE_FIELDS, ROBUST_FIELDS, ZooEntry
 
 KEY_VERSION = 1
@@ -27,6 +28,11 @@ KEY_LENGTH = 20
 """Hex digits of a key: 80 bits, so that a million keys meet with a chance of 4e-13."""
 
 Identity = dict[str, Any]
+
+PLATEAU_FIELDS = ("min_epochs", "min_steps", "patience", "threshold", "held_out")
+"""Fields of a training that only the plateau schedule has a use for."""
+LSTSQ_FIELDS = ("init_images", "init_count")
+"""Fields of a training that only the least-squares start has a use for."""
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -73,6 +79,13 @@ def dump_recipe(recipe: Recipe) -> Identity:
     return {name: value for name, value in dump(recipe).items() if name not in unused}
 
 
+def dump_training(training: Training) -> Identity:
+    """A stitch's training without the fields that its schedule and start have no use for."""
+    unused = () if training.schedule == "plateau" else PLATEAU_FIELDS
+    unused += () if training.init == "lstsq" else LSTSQ_FIELDS
+    return {name: value for name, value in dump(training).items() if name not in unused}
+
+
 def dump_marker(marker: Marker | None) -> Identity | None:
     """A marker whose seed is known; None for none."""
     assert marker is None or marker.seed is not None
@@ -98,27 +111,28 @@ def network_identity(
         "recipe": dump_recipe(entry.to_recipe()),
         "seed": seed,
         "marker": dump_marker(entry.marker_of(seed)),
-        "data": dict(data),
+        "data": _training_data(data),
     }
 
 
-def untrained_twin(network: Mapping[str, Any], data: Mapping[str, Any]) -> Identity:
-    """The network of the same architecture and seed that was never trained (`foreign` IRIs).
+def _training_data(data: Mapping[str, Any]) -> Identity:
+    """The images that a network is trained on: how many test images are used is not its affair."""
+    return {name: value for name, value in data.items() if name != "test"}
 
-    Networks that were not trained here have no seed; their twin's is 0.
+
+def untrained_twin(network: Mapping[str, Any], data: Mapping[str, Any]) -> Identity:
+    """The network of the same architecture that was never trained (`foreign` IRIs).
+
+    Its seed is drawn from the network's (0 where that has none), and is not the same: with the
+    front's own initial weights it would share features with it.
     """
     kept = {name: network[name] for name in ("arch", "kwargs", "mean", "std") if name in network}
     return kept | {
         "recipe": dump_recipe(Recipe(name="untrained")),
-        "seed": network.get("seed", 0),
+        "seed": derive("untrained twin", network.get("seed", 0)),
         "marker": None,
-        "data": dict(data),
+        "data": _training_data(data),
     }
-
-
-def image_identity(data: Mapping[str, Any], split: str, part: Mapping[str, Any]) -> Identity:
-    """A set of images; ``part``: a cell's ``stitch`` (split ``train``) or ``test`` (``test``)."""
-    return {"version": KEY_VERSION, "data": dict(data), "split": split, **part}
 
 
 def iri_front(settings: Mapping[str, Any]) -> Identity | None:
@@ -135,8 +149,14 @@ def iri_identity(settings: Mapping[str, Any]) -> Identity | None:
     front = iri_front(settings)
     if front is None:
         return None
-    same = {name: settings[name] for name in ("data", "stitch", "iris", "seed")}
-    return {"version": KEY_VERSION, "front": front, "cut": settings["front_cut"], **same}
+    same = {name: settings[name] for name in ("stitch", "iris", "seed")}
+    return {
+        "version": KEY_VERSION,
+        "data": _training_data(settings["data"]),
+        "front": front,
+        "cut": settings["front_cut"],
+        **same,
+    }
 
 
 def unit_identity(settings: Mapping[str, Any]) -> Identity:

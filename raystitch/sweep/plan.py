@@ -23,6 +23,7 @@ from raystitch.sweep.keys import (
     content_key,
     dump,
     dump_marker,
+    dump_training,
     key_of_text,
     network_identity,
     unit_identity,
@@ -90,7 +91,7 @@ class _Expansion:
         self.common: dict[str, Any] = {
             "version": KEY_VERSION,
             "data": dict(data_identity),
-            "training": dump(sweep.training),
+            "training": dump_training(sweep.training),
             **budget,
         }
         self.common_texts = _texts(self.common)

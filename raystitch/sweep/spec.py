@@ -255,20 +255,17 @@ class Sweep(Settings):
         self._pair_numbers = numbers
 
 
-def limited(sweep: Sweep, limit_images: int | None = None, max_epochs: int | None = None) -> Sweep:
-    """The sweep with at most so many stitch and test images and epochs of a stitch's training."""
-    changes: dict[str, Any] = {}
-    if limit_images is not None:
-        for field in ("stitch_images", "test_images"):
-            there: int | None = getattr(sweep, field)
-            changes[field] = limit_images if there is None else min(there, limit_images)
-    if max_epochs is not None:
-        epochs = min(sweep.training.epochs, max_epochs)
-        fewest = min(sweep.training.min_epochs, max_epochs)
-        changes["training"] = sweep.training.model_copy(
-            update={"epochs": epochs, "min_epochs": fewest}
-        )
-    return sweep.model_copy(update=changes)
+def limited(sweep: Sweep, max_epochs: int | None) -> Sweep:
+    """The sweep with at most so many epochs of a stitch's training; as it is for None."""
+    if max_epochs is None:
+        return sweep
+    training = sweep.training.model_copy(
+        update={
+            "epochs": min(sweep.training.epochs, max_epochs),
+            "min_epochs": min(sweep.training.min_epochs, max_epochs),
+        }
+    )
+    return sweep.model_copy(update={"training": training})
 
 
 def schema() -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _batches(
 
     A last batch of one image is left out: BatchNorm over a vector cannot train on it.
     """
-    generator = torch.Generator().manual_seed(derive("order", seed, epoch))
+    generator = torch.Generator().manual_seed(derive("training order", seed, epoch))
     order = torch.randperm(len(images), generator=generator).numpy()
     places = np.random.default_rng(derive("marker places", seed, epoch))
     for start in range(0, len(order), batch):
