@@ -340,12 +340,11 @@ def _show_outcome(outcome: Outcome, root: str) -> None:
     from raystitch.results.summary import render
     from raystitch.run.status import failures_command
 
-    context = outcome.plan.context
+    name, storage = outcome.plan.context.sweep.name, outcome.plan.context.storage
     console().print(render(outcome.summary))
-    typer.echo(f"results: {context.storage.sweep(context.sweep.name)} ({outcome.seconds:.0f} s)")
+    typer.echo(f"results: {storage.sweep(name)} ({outcome.seconds:.0f} s)")
     if left := len(outcome.plan.pending):
-        typer.echo(f"{left} cells are still pending: mend what was said above, and run it again.")
+        typer.echo(f"{left} cells are pending: mend what was said above, and run it again.")
     if "failed" in outcome.plan.statuses:
-        option = () if root == DEFAULT_STORAGE else ("--storage", root)
-        typer.echo("Cells failed. This shows them and why:")
-        typer.echo(f"  {failures_command(context.sweep.name, option)}")
+        options = () if root == DEFAULT_STORAGE else ("--storage", root)
+        typer.echo(f"Cells failed. To see why:\n  {failures_command(name, options)}")
