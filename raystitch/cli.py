@@ -17,15 +17,14 @@ import typer
 
 from raystitch import __version__
 from raystitch.errors import RaystitchError
-from raystitch.run.terminal import WIDTH, Commands, console, open_storage, say, warn
+from raystitch.run import terminal
+from raystitch.run.terminal import DEFAULT_STORAGE, Commands, console, open_storage, say, warn
 
 if TYPE_CHECKING:
-    from raystitch.run.pipeline import Outcome
     from raystitch.run.planning import Context
 
 # Torch, polars and the rest are imported inside the commands that need them: help comes at once.
 
-DEFAULT_STORAGE = "./runs"
 
 app = typer.Typer(
     cls=Commands,
@@ -33,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"max_content_width": WIDTH},
+    context_settings={"max_content_width": terminal.WIDTH},
 )
 
 SweepFile = Annotated[Path, typer.Argument(metavar="FILE", help="The sweep file (YAML).")]
@@ -91,8 +90,18 @@ def sweep(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cells again that failed by themselves.")
     ] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run everything in this process, without Ray.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Join the Ray cluster there (`auto`: the one up here) instead of starting one.",
+        ),
+    ] = None,
 ) -> None:
-    """Run what is pending of a sweep.
+    """Run what is pending of a sweep, on Ray.
 
     Trains its networks, makes its IRIs, trains and scores its stitches, and shows the summary.
     Each cell is stored as it ends: stop at any moment, and run the same command to go on.
@@ -100,13 +109,18 @@ def sweep(
     \b
     raystitch sweep sweeps/quickstart.yaml
     raystitch sweep sweeps/quickstart.yaml --limit-images 64 --max-epochs 2 --storage /tmp/trial
+    raystitch sweep sweeps/quickstart.yaml --address auto --storage /shared/runs
 
     \b
-    Exit codes: 0 every cell is done; 1 some cells failed (the message shows how to see them), or
-    the storage is damaged; 2 the sweep file has faults (all are listed); 130 stopped by Ctrl-C.
+    Exit codes: 0 every cell is done; 1 cells failed or were left pending, or the storage is
+    damaged; 2 the sweep file has faults (all are listed); 130 stopped by Ctrl-C.
     """
+    if local and address is not None:
+        raise RaystitchError("--local runs without Ray: it takes no --address.")
     context = None
     try:
+        from raystitch.run import runners
+        from raystitch.run.pipeline import run_sweep
         from raystitch.run.planning import load_sweep
         from raystitch.run.progress import Reporter
 
@@ -118,13 +132,12 @@ def sweep(
             max_epochs=max_epochs,
             say=reporter.say,
         )
-        from raystitch.run.pipeline import run_sweep  # loads torch: not for a file with faults
-
-        outcome = run_sweep(context, reporter, retry_failed=retry_failed)
+        start = runners.local if local else runners.on_ray(address)
+        outcome = run_sweep(context, reporter, start=start, retry_failed=retry_failed)
     except KeyboardInterrupt:
         say(_how_to_go_on(context))
         raise typer.Exit(130) from None
-    _show_outcome(outcome, storage)
+    terminal.show_outcome(outcome, storage)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -334,17 +347,3 @@ def _how_to_go_on(context: Context | None) -> str:
     from raystitch.run.status import stopped_text
 
     return stopped_text(context)
-
-
-def _show_outcome(outcome: Outcome, root: str) -> None:
-    from raystitch.results.summary import render
-    from raystitch.run.status import failures_command
-
-    name, storage = outcome.plan.context.sweep.name, outcome.plan.context.storage
-    console().print(render(outcome.summary))
-    typer.echo(f"results: {storage.sweep(name)} ({outcome.seconds:.0f} s)")
-    if left := len(outcome.plan.pending):
-        typer.echo(f"{left} cells are pending: mend what was said above, and run it again.")
-    if "failed" in outcome.plan.statuses:
-        options = () if root == DEFAULT_STORAGE else ("--storage", root)
-        typer.echo(f"Cells failed. To see why:\n  {failures_command(name, options)}")

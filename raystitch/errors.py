@@ -29,6 +29,12 @@ class CellError(RaystitchError):
     exit_code = 1
 
 
+class EngineError(RaystitchError):
+    """Something around the work failed: a worker, a node, a connection. What is stored stays."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault of a sweep file.

@@ -10,9 +10,11 @@ import yaml
 from rich.console import Console
 
 from raystitch.results.store import Storage
+from raystitch.run import runners
 from raystitch.run.pipeline import Outcome, run_sweep
 from raystitch.run.planning import load_sweep
 from raystitch.run.progress import Reporter
+from raystitch.run.runners import Start
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -37,8 +39,15 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def run(path: Path, root: Path, *, retry_failed: bool = False, **limits: Any) -> Outcome:
+def run(
+    path: Path,
+    root: Path,
+    *,
+    retry_failed: bool = False,
+    start: Start = runners.local,
+    **limits: Any,
+) -> Outcome:
     """Run a sweep file into the storage at ``root``."""
     context = load_sweep(path, Storage(root), **limits)
     reporter = Reporter(Console(file=io.StringIO(), width=100))
-    return run_sweep(context, reporter, retry_failed=retry_failed)
+    return run_sweep(context, reporter, start=start, retry_failed=retry_failed)

@@ -46,6 +46,8 @@ PLACES = ("seedz", "objectives[1]", "pairs[1].front", "training.epochs")
 
 
 def call(*arguments):
+    if arguments[0] == "sweep":  # on Ray: tests/test_engine.py
+        arguments = (*arguments, "--local")
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
@@ -261,7 +263,7 @@ def test_a_stopped_sweep_says_what_is_stored_and_goes_on(tmp_path):
     root = tmp_path / "runs"
     code = "from raystitch.cli import main; main()"
     child = subprocess.Popen(
-        [sys.executable, "-c", code, "sweep", str(path), "--storage", str(root)],
+        [sys.executable, "-c", code, "sweep", str(path), "--storage", str(root), "--local"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -256,3 +256,29 @@ def test_noise_stitches_in_under_the_standard_protocol():
     job, _ = unit(Training(init="random", epochs=150, min_epochs=30))
     job = replace(job, front=side, ends={"end": ends}, labels=labels, test_labels=test_labels)
     assert run(job, jobs(end, ["hlm"]))["hlm"].scores["accuracy"] >= 99
+
+
+@pytest.mark.parametrize("schedule", names.SCHEDULES)
+def test_a_fit_that_goes_on_from_its_state_gives_the_same_numbers(schedule):
+    """Stopped after any epoch, cells that had not ended go on bit for bit."""
+    training = Training(batch=16, epochs=9, min_epochs=2, patience=1, schedule=schedule)
+    job, end = unit(training)
+    whole = run(job, jobs(end))
+    for stop_after in (1, 4):
+        fit = UnitFit(job, jobs(end))
+        ended = {found.key for found in fit.start()}
+        for _ in range(stop_after):
+            ended |= {found.key for found in fit.epoch()}
+        states = fit.capture()
+        assert set(states) == set(names.OBJECTIVES) - ended
+        again = UnitFit(job, jobs(end, states), states)
+        outcomes = {found.key: found for found in again.start()}
+        while again.live:
+            outcomes.update({found.key: found for found in again.epoch()})
+        assert set(outcomes) == set(states)
+        for key, outcome in outcomes.items():
+            assert outcome.curve == whole[key].curve
+            assert outcome.scores == whole[key].scores
+            assert outcome.stop_reason == whole[key].stop_reason
+            assert outcome.steps == whole[key].steps
+            assert torch.equal(outcome.stitch.weight, whole[key].stitch.weight)

@@ -181,10 +181,10 @@ def test_a_failure_around_a_unit_leaves_it_pending_and_the_others_go_on(tmp_path
 
     whole = local.run_unit
 
-    def short_of_memory(unit, iri_set, workshop):
-        if unit.protocol == "noise":
+    def short_of_memory(work, workshop):
+        if work.unit.protocol == "noise":
             raise torch.OutOfMemoryError("no memory left")
-        return whole(unit, iri_set, workshop)
+        return whole(work, workshop)
 
     monkeypatch.setattr(local, "run_unit", short_of_memory)
     path = sweeping.write(tmp_path, objectives=["dm"], protocols=["standard", "noise"])
@@ -192,6 +192,9 @@ def test_a_failure_around_a_unit_leaves_it_pending_and_the_others_go_on(tmp_path
     assert outcome.exit_code == 1
     assert set(outcome.plan.rows["protocol"]) == {"standard"}
     assert {cell.protocol for cell in outcome.plan.pending} == {"noise"}
+    stories = [path.read_text() for path in Storage(tmp_path / "runs").incidents("small").iterdir()]
+    assert len(stories) == 2
+    assert all("no memory left" in story for story in stories)
     monkeypatch.undo()
     assert sweeping.run(path, tmp_path / "runs").exit_code == 0
 
@@ -217,7 +220,7 @@ def test_foreign_iris_are_those_of_an_untrained_twin(tmp_path):
 
 
 def test_an_untrained_front_shares_its_iris_with_its_twin(tmp_path):
-    from raystitch.run.iri_sets import iri_set_of, missing_shards
+    from raystitch.run.iri_specs import iri_set_of, missing_shards
 
     path = sweeping.write(
         tmp_path, cuts=["blocks.4"], objectives=["dm"], protocols=["invariance", "foreign"]
@@ -309,15 +312,19 @@ def test_two_sweeps_may_share_networks_and_iris(done, tmp_path):
     assert set((copy / "artifacts").rglob("*")) == before
 
 
-def test_networks_are_bit_equal_before_and_after(done):
+def test_networks_are_bit_equal_before_and_after(done, tmp_path):
     outcome, path, root = done
     from raystitch.run.unit import run_unit
+    from raystitch.run.work import UnitWork
     from raystitch.run.workshop import Workshop
     from raystitch.zoo.models import digest
 
-    workshop = Workshop(sweeping.load_sweep(path, Storage(root)))
+    copy = tmp_path / "runs"
+    subprocess.run(["cp", "-r", root, copy], check=True)
+    subprocess.run(["rm", "-r", Storage(copy).cells("small")], check=True)
+    workshop = Workshop(sweeping.load_sweep(path, Storage(copy)))
     unit = next(u for u in units(outcome.plan.cells) if u.protocol == "standard")
-    assert len([row for rows in run_unit(unit, None, workshop) for row in rows]) == 4
+    assert sum(report.ended for report in run_unit(UnitWork(unit, None), workshop)) == 4
     for model in ("net-0", "net-1"):
         assert digest(workshop.network(model)) == workshop.card(model).digest
 

@@ -84,6 +84,14 @@ class Storage:
     def cells(self, name: str) -> Path:
         return self.sweep(name) / "cells"
 
+    def states(self, name: str) -> Path:
+        """Folder of the cells in training: how far each had come when it was last saved."""
+        return self.sweep(name) / "states"
+
+    def incidents(self, name: str) -> Path:
+        """Folder of what went wrong around the work: one text for each unit left pending."""
+        return self.sweep(name) / "incidents"
+
     def tensors(self, name: str) -> Path:
         return self.sweep(name) / "tensors"
 
@@ -140,12 +148,16 @@ class CellStore:
         frame = _latest_good(reading.frame, "key")
         return frame if keys is None else frame.filter(pl.col("key").is_in(list(keys)))
 
+    def of_unit(self, unit: str) -> pl.DataFrame:
+        """The rows that were stored for one unit, without reading any other's."""
+        return read_cells(self.folder, f"{_name(unit)}-*.parquet").frame
+
     def scan(self) -> Reading:
         """All that counts for some training of the networks (see `read_cells`), and warnings."""
         return read_cells(self.folder)
 
 
-def read_cells(folder: Path) -> Reading:
+def read_cells(folder: Path, pattern: str = "*.parquet") -> Reading:
     """The rows of every file in ``folder``: a good row beats a failed one, the latest of each.
 
     Rows of one key that were measured on other networks (other digests) stay beside each other:
@@ -153,9 +165,10 @@ def read_cells(folder: Path) -> Reading:
     Files of an older release lack columns: these are null. A torn or foreign Parquet file is moved
     to ``set-aside/`` and named in the warnings; unfinished files of writers are not looked at.
     `StorageError` where the disk cannot be read or a later release changed the format.
+    pattern: names of the files to take, a glob.
     """
     tables, notes = [CELL_SCHEMA.empty_table()], list[str]()
-    for path in _row_files(folder):
+    for path in _row_files(folder, pattern):
         try:
             data = path.read_bytes()
         except FileNotFoundError:  # another reader has just set it aside
@@ -244,8 +257,8 @@ def _latest_good(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
     return ordered.unique(by, keep="last").sort("finished_at", "key")
 
 
-def _row_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("*.parquet") if not p.name.startswith(TEMPORARY))
+def _row_files(folder: Path, pattern: str = "*.parquet") -> list[Path]:
+    return sorted(p for p in folder.glob(pattern) if not p.name.startswith(TEMPORARY))
 
 
 def _set_aside(path: Path, why: Exception) -> str:

@@ -2,70 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import torch
+import traceback
+from collections.abc import Iterator, Sequence
 
 from raystitch.cards import ModelCard
 from raystitch.errors import CellError, RaystitchError
-from raystitch.run.iri_sets import IriSetSpec, IriShardSpec, build_shard
-from raystitch.run.left import Left, reason_of
+from raystitch.run.iri_sets import build_shard
+from raystitch.run.iri_specs import IriShardSpec
 from raystitch.run.planning import Context
-from raystitch.run.unit import Row, failed_rows, run_unit
+from raystitch.run.unit import run_unit
+from raystitch.run.work import (
+    BuiltShard,
+    Left,
+    ModelTask,
+    OnEpoch,
+    OnReport,
+    UnitWork,
+    reason_of,
+    unit_name,
+)
 from raystitch.run.workshop import Workshop
-from raystitch.run.zoo_stage import check_cuts, make_model
-from raystitch.sweep.cells import Unit
+from raystitch.run.zoo_stage import make_and_check
 
 
 class LocalRunner:
     """Runs each stage in this process."""
 
     def __init__(self, context: Context) -> None:
-        if context.sweep.execution.threads is not None:
-            torch.set_num_threads(context.sweep.execution.threads)
         self.workshop = Workshop(context)
-        self.failed_sets: dict[str, str] = {}
 
     def make_models(
-        self, models: Sequence[str], on_epoch: Callable[[str, int, float], None]
+        self, tasks: Sequence[ModelTask], on_epoch: OnEpoch
     ) -> Iterator[ModelCard | Left]:
-        """Make and store each network that is not stored; its card, or why there is none."""
-        for model in models:
+        for task in tasks:
             try:
-                yield make_model(
-                    self.workshop, model, lambda epoch, loss, of=model: on_epoch(of, epoch, loss)
-                )
+                yield make_and_check(self.workshop, task, on_epoch)
             except (RaystitchError, RuntimeError, MemoryError) as error:
-                yield Left(model, reason_of(error))
+                yield Left(task.model, reason_of(error))
 
-    def check_cuts(self, cuts: dict[str, list[str]]) -> None:
-        """Raise `RaystitchError` unless each network cut there gives its own logits."""
-        for model, names in cuts.items():
-            check_cuts(self.workshop, model, names)
-
-    def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[tuple[IriShardSpec, float]]:
-        """Build and store each shard; its mean residual, NaN where its set has failed."""
+    def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
+        failed: dict[str, str] = {}
         for spec in specs:
-            key = spec.iri_set.key
-            residual = float("nan")
-            if key not in self.failed_sets:
-                try:
-                    residual = build_shard(spec, self.workshop)
-                except CellError as error:
-                    self.failed_sets[key] = str(error)
-            yield spec, residual
-
-    def run_units(
-        self, work: Sequence[tuple[Unit, IriSetSpec | None]]
-    ) -> Iterator[tuple[Unit, list[Row] | Left]]:
-        """Train each unit's cells; rows as they end, or why its other cells are left pending."""
-        for unit, iri_set in work:
-            if iri_set is not None and (reason := self.failed_sets.get(iri_set.key)):
-                yield unit, failed_rows(unit, reason, self.workshop)
+            if (reason := failed.get(spec.iri_set.key)) is not None:
+                yield BuiltShard(spec, failure=reason)
                 continue
             try:
-                for rows in run_unit(unit, iri_set, self.workshop):
-                    yield unit, rows
+                yield BuiltShard(spec, build_shard(spec, self.workshop))
+            except CellError as error:
+                failed[spec.iri_set.key] = str(error)
+                yield BuiltShard(spec, failure=str(error))
+
+    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Sequence[Left]:
+        left: list[Left] = []
+        for one in work:
+            try:
+                for report in run_unit(one, self.workshop):
+                    on_report(report)
             except (RuntimeError, MemoryError) as error:
-                what = f"{unit.front_model} {unit.front_cut} {unit.protocol} seed {unit.seed}"
-                yield unit, Left(what, reason_of(error))
+                story = traceback.format_exc()
+                left.append(Left(unit_name(one.unit), reason_of(error), story))
+        return left
+
+    def close(self) -> None:
+        return None

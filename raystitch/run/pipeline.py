@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import polars as pl
 import yaml
 
 from raystitch.cards import ModelCard
 from raystitch.files import write_text
-from raystitch.results.store import CellStore
 from raystitch.results.summary import Summary, summarise
 from raystitch.results.tensors import write_tensors
-from raystitch.run.iri_sets import IriSetSpec, iri_set_of, missing_shards
-from raystitch.run.left import Left
+from raystitch.run import runners
+from raystitch.run.iri_specs import iri_set_of, missing_shards
 from raystitch.run.planning import Context, Plan, make_plan
-from raystitch.run.progress import Reporter
-from raystitch.sweep.cells import Cell, Unit, units
-
-if TYPE_CHECKING:
-    from raystitch.run.local import LocalRunner
+from raystitch.run.progress import Reporter, Stage
+from raystitch.run.runners import Start
+from raystitch.run.work import Left, ModelTask, Runner, UnitReport, UnitWork
+from raystitch.sweep.cells import units
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,14 @@ class Outcome:
         return 0 if all(status == "done" for status in self.plan.statuses) else 1
 
 
-def run_sweep(context: Context, reporter: Reporter, *, retry_failed: bool = False) -> Outcome:
-    """Run what is pending of a sweep, in this process, and write its results.
+def run_sweep(
+    context: Context,
+    reporter: Reporter,
+    *,
+    start: Start = runners.local,
+    retry_failed: bool = False,
+) -> Outcome:
+    """Run what is pending of a sweep, by the runner that ``start`` makes, and write its results.
 
     Rows are stored as cells end, so that stopping at any moment loses none that has ended.
     """
@@ -52,7 +56,11 @@ def run_sweep(context: Context, reporter: Reporter, *, retry_failed: bool = Fals
         reporter.say(f"warning: {warning}")
     reporter.say(_standing(plan))
     if plan.pending:
-        _run_pending(plan, reporter, retry_failed=retry_failed)
+        runner = start(context, reporter.say)
+        try:
+            _run_pending(plan, runner, reporter, retry_failed=retry_failed)
+        finally:
+            runner.close()
         plan = make_plan(context)
     summary = write_results(plan)
     return Outcome(plan, summary, time.monotonic() - began)
@@ -67,51 +75,52 @@ def write_results(plan: Plan) -> Summary:
     return summarise(rows, plan.places)
 
 
-def _run_pending(plan: Plan, reporter: Reporter, *, retry_failed: bool) -> None:
-    # torch is loaded here, when there is work to do.
-    from raystitch.run.local import LocalRunner
-
+def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed: bool) -> None:
     context = plan.context
-    runner = LocalRunner(context)
-    _zoo(plan, runner, reporter)
+    unusable = _zoo(plan, runner, reporter)
     # A network made anew may be bit for bit the one that stored rows speak of: count once more.
     plan = make_plan(context, retry_failed=retry_failed)
     digests = dict(plan.digests)
-    there = [cell for cell in plan.pending if digests[cell.front_model] and digests[cell.end_model]]
+    there = [c for c in plan.pending if not unusable & {c.front_model, c.end_model}]
     if left := len(plan.pending) - len(there):
-        reporter.say(f"{left} cells stay pending: their networks are not there")
-    runner.check_cuts(_cuts(there))
-    work = [(unit, iri_set_of(unit, context, digests)) for unit in units(there)]
-    _iris(context, work, runner, reporter)
-    _stitches(context, work, runner, reporter)
+        reporter.say(f"{left} cells stay pending: their networks cannot be used")
+    work = [
+        UnitWork(unit, iri_set_of(unit, context, digests), retry_failed=retry_failed)
+        for unit in units(there)
+    ]
+    _forget_states(plan)
+    failures = _iris(plan, work, runner, reporter)
+    _stitches(plan, _ready(work, failures), runner, reporter)
 
 
-def _cuts(cells: Iterable[Cell]) -> dict[str, list[str]]:
-    """The cuts at which each network of these cells is cut, each once."""
+def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> set[str]:
+    """Make the networks that pending cells need, and check the cuts they are used at.
+
+    Returns those that could not be made or do not pass.
+    """
+    context = plan.context
     cuts: dict[str, dict[str, None]] = {}
-    for cell in cells:
+    for cell in plan.pending:
         cuts.setdefault(cell.front_model, {})[cell.front_cut] = None
         cuts.setdefault(cell.end_model, {})[cell.end_cut] = None
-    return {model: list(names) for model, names in cuts.items()}
+    missing = {model for model in cuts if plan.digests[model] is None}
+    tasks = [ModelTask(model, tuple(cuts[model])) for model in context.networks if model in cuts]
+    # The networks still to be trained first: they take longest.
+    tasks.sort(key=lambda task: task.model not in missing)
+    epochs = sum(_epochs(context, model) for model in missing)
+    unusable: set[str] = set()
+    with reporter.stage("networks", epochs, "epochs") as stage:
 
+        def on_epoch(model: str, epoch: int, loss: float) -> None:
+            stage.advance(1, f"{model} loss {loss:.3f}")
 
-def _zoo(plan: Plan, runner: LocalRunner, reporter: Reporter) -> None:
-    context = plan.context
-    used = Counter(m for cell in plan.pending for m in (cell.front_model, cell.end_model))
-    models = [model for model in context.networks if model in used]
-    missing = [model for model in models if plan.digests[model] is None]
-    if missing:
-        epochs = {model: _epochs(context, model) for model in missing}
-        with reporter.stage("networks", sum(epochs.values()), "epochs") as stage:
-
-            def on_epoch(model: str, epoch: int, loss: float) -> None:
-                stage.advance(1, f"{model} loss {loss:.3f}")
-
-            for made in runner.make_models(missing, on_epoch):
-                if isinstance(made, ModelCard):
-                    reporter.say(describe_model(made))
-                else:
-                    reporter.say(f"{made.what} could not be made: {made.reason}")
+        for made in runner.make_models(tasks, on_epoch):
+            if isinstance(made, Left):
+                unusable.add(made.what)
+                reporter.say(f"{made.what} cannot be used: {made.reason}")
+            elif made.name in missing:
+                reporter.say(describe_model(made))
+    return unusable
 
 
 def _epochs(context: Context, model: str) -> int:
@@ -132,49 +141,96 @@ def describe_model(card: ModelCard) -> str:
 
 
 def _iris(
-    context: Context,
-    work: list[tuple[Unit, IriSetSpec | None]],
-    runner: LocalRunner,
-    reporter: Reporter,
-) -> None:
-    specs = missing_shards((found for _, found in work if found is not None), context)
+    plan: Plan, work: Sequence[UnitWork], runner: Runner, reporter: Reporter
+) -> dict[str, str | None]:
+    """Build the shards that are missing; sets that could not be made, and why.
+
+    None as the reason: not for a reason of its own, so its cells stay pending.
+    """
+    failures: dict[str, str | None] = {}
+    sets = [one.iri_set for one in work if one.iri_set is not None]
+    specs = missing_shards(sets, plan.context)
     if not specs:
-        return
+        return failures
     with reporter.stage("IRIs", sum(spec.stop - spec.start for spec in specs), "images") as stage:
-        for spec, residual in runner.build_shards(specs):
-            iri_set = spec.iri_set
-            stage.advance(
-                spec.stop - spec.start,
-                f"{iri_set.front_model} {iri_set.cut} residual {residual:.3f}",
-            )
+        for built in runner.build_shards(specs):
+            spec, iri_set = built.spec, built.spec.iri_set
+            note = f"{iri_set.front_model} {iri_set.cut} "
+            if built.incident is not None:
+                failures[iri_set.key] = None
+                reporter.say(f"IRIs of {note}were not built: {built.incident}")
+            elif built.failure is not None:
+                failures.setdefault(iri_set.key, built.failure)
+            residual = built.residual
+            note += "failed" if residual is None else f"residual {residual:.3f}"
+            stage.advance(spec.stop - spec.start, note)
+    return failures
 
 
-def _stitches(
-    context: Context,
-    work: list[tuple[Unit, IriSetSpec | None]],
-    runner: LocalRunner,
-    reporter: Reporter,
-) -> None:
+def _forget_states(plan: Plan) -> None:
+    """Remove states of cells that have their row: a run was killed between the two."""
+    folder = plan.context.storage.states(plan.context.sweep.name)
+    saved = {path.stem: path for path in folder.glob("*.safetensors")}
+    for cell, status in zip(plan.cells, plan.statuses, strict=True):
+        if status != "pending" and cell.key in saved:
+            saved[cell.key].unlink(missing_ok=True)
+
+
+def _ready(work: Sequence[UnitWork], failures: Mapping[str, str | None]) -> list[UnitWork]:
+    """The work whose IRIs are there, or are known never to be."""
+    ready: list[UnitWork] = []
+    for one in work:
+        if one.iri_set is None or one.iri_set.key not in failures:
+            ready.append(one)
+        elif (reason := failures[one.iri_set.key]) is not None:
+            ready.append(replace(one, failure=reason))
+    return ready
+
+
+def _stitches(plan: Plan, work: Sequence[UnitWork], runner: Runner, reporter: Reporter) -> None:
     if not work:
         return
-    store = CellStore(context.storage, context.sweep.name)
-    cells = sum(len(unit.cells) for unit, _ in work)
-    failures = 0
+    cells = sum(len(one.unit.cells) for one in work)
     with reporter.stage("stitches", cells, "cells") as stage:
-        for unit, rows in runner.run_units(work):
-            if isinstance(rows, Left):
-                reporter.say(f"{rows.what}: left pending: {rows.reason}")
-                continue
-            store.write(rows, unit.key)
-            failures += sum(row["status"] == "failed" for row in rows)
-            latest = rows[-1]
-            note = (
-                f"{latest['front_model']} → {latest['end_model']} {latest['end_cut']} "
-                f"{latest['objective']} {latest['protocol']}: "
-            )
-            agreement = latest.get("agreement")
-            note += f"{agreement:.1f} %" if agreement is not None else "failed"
-            stage.advance(len(rows), note + (f", {failures} failed" if failures else ""))
+        left = runner.run_units(work, _Heard(stage, reporter))
+    for one in left:
+        _record(plan.context, one)
+        reporter.say(f"{one.what}: left pending: {one.reason}")
+
+
+class _Heard:
+    """Shows what is heard of units."""
+
+    def __init__(self, stage: Stage, reporter: Reporter) -> None:
+        self.stage, self.reporter = stage, reporter
+        self.failures = self.epochs = 0
+        self.latest = ""
+        self.live: dict[tuple[str, int], int] = {}
+        self.began = time.monotonic()
+
+    def __call__(self, report: UnitReport) -> None:
+        self.epochs += report.epoch > 0
+        self.failures += report.failed
+        self.live[report.unit, report.part] = report.live
+        if report.resumed is not None:
+            self.reporter.say(f"unit {report.unit[:12]} goes on after epoch {report.resumed}")
+        if report.ended:
+            figure = "failed" if report.agreement is None else f"{report.agreement:.1f} %"
+            self.latest = f"{report.latest}: {figure}"
+        self.stage.advance(report.ended, self.note())
+
+    def note(self) -> str:
+        rate = self.epochs / max(time.monotonic() - self.began, 1e-9)
+        parts = [f"{sum(self.live.values())} live at {rate:.1f} epochs/s"]
+        parts += [self.latest] if self.latest else []
+        parts += [f"{self.failures} failed"] if self.failures else []
+        return ", ".join(parts)
+
+
+def _record(context: Context, left: Left) -> None:
+    """Keep the whole story of a unit that was left pending."""
+    path = context.storage.incidents(context.sweep.name) / f"{secrets.token_hex(8)}.txt"
+    write_text(path, f"{left.what}\n{left.reason}\n\n{left.story}\n")
 
 
 def _store_sweep_file(context: Context) -> None:

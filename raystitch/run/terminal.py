@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from raystitch.results.store import Storage
+    from raystitch.run.pipeline import Outcome
+
+DEFAULT_STORAGE = "./runs"
 
 WIDTH = 100
 """Columns of text where the output is no terminal."""
@@ -69,3 +72,18 @@ def open_storage(root: str) -> Storage:
     if "://" in root:
         raise RaystitchError(f"--storage {root}: should be a folder of this machine.")
     return Storage(Path(root))
+
+
+def show_outcome(outcome: Outcome, root: str) -> None:
+    """A sweep's summary, where its results are, and what to do where some are missing."""
+    from raystitch.results.summary import render
+    from raystitch.run.status import failures_command
+
+    name, storage = outcome.plan.context.sweep.name, outcome.plan.context.storage
+    console().print(render(outcome.summary))
+    typer.echo(f"results: {storage.sweep(name)} ({outcome.seconds:.0f} s)")
+    if left := len(outcome.plan.pending):
+        typer.echo(f"{left} cells are pending: mend what was said above, and run it again.")
+    if "failed" in outcome.plan.statuses:
+        options = () if root == DEFAULT_STORAGE else ("--storage", root)
+        typer.echo(f"Cells failed. To see why:\n  {failures_command(name, options)}")

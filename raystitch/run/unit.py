@@ -1,233 +1,128 @@
-"""The unit loop: trains the cells of one unit and gives their rows as they end.
+"""The unit loop: trains the cells of one unit and stores their rows as they end.
 
-Every runner calls this and nothing else to train stitches, so that all of them give the same rows.
+Every runner calls this and nothing else to train stitches, so that all of them store the same rows.
+Whoever calls it again after a loss redoes at most what came after the last saved state.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from raystitch import __version__
-from raystitch.data.images import LabelledImages
 from raystitch.errors import CellError
-from raystitch.run.activations import ByteBudget, Network, answers
-from raystitch.run.iri_sets import IriSetSpec, read_set, set_figures
+from raystitch.results.store import CellStore
+from raystitch.run.bench import Bench, Row, failed_rows
+from raystitch.run.states import Digests, StateStore
+from raystitch.run.work import UnitReport, UnitWork
 from raystitch.run.workshop import Workshop
-from raystitch.stitching.evaluate import answer_scores
 from raystitch.stitching.fit import UnitFit
-from raystitch.stitching.jobs import CellJob, Finished, Side, UnitJob
-from raystitch.stitching.objectives import Answer
-from raystitch.stitching.protocols import PROTOCOLS, noise_images
-from raystitch.sweep.cells import Cell, Unit
-from raystitch.sweep.keys import canonical
-from raystitch.zoo.cuts import CutNetwork
+from raystitch.stitching.state import CellState
+from raystitch.sweep.cells import Cell
+from raystitch.sweep.resume import subtract
 
-Row = dict[str, Any]
+States = Mapping[str, CellState]
 
 
-def run_unit(unit: Unit, iri_set: IriSetSpec | None, workshop: Workshop) -> Iterator[list[Row]]:
-    """Rows of the unit's cells, a list per epoch in which some ended (empty lists left out)."""
-    try:
-        bench = _Bench(unit, iri_set, workshop)
-    except CellError as error:
-        yield failed_rows(unit, str(error), workshop)
-        return
-    for marker in dict.fromkeys(cell.test_marker for cell in unit.cells):
-        cells = [cell for cell in unit.cells if cell.test_marker == marker]
-        yield from bench.run(cells, marker)
+def run_unit(work: UnitWork, workshop: Workshop) -> Iterator[UnitReport]:
+    """Train what is pending of a unit; a report after every epoch, when its rows are stored."""
+    return _UnitRun(work, workshop).reports()
 
 
-def failed_rows(unit: Unit, reason: str, workshop: Workshop) -> list[Row]:
-    """A failed row for every cell of the unit."""
-    outcomes = [Finished(cell.key, None, 0, 0, 0.0, "failed", error=reason) for cell in unit.cells]
-    return [
-        {**_identity(cell, workshop), **_outcome(found)}
-        for cell, found in zip(unit.cells, outcomes, strict=True)
-    ]
+class _UnitRun:
+    def __init__(self, work: UnitWork, workshop: Workshop) -> None:
+        self.work, self.unit, self.workshop = work, work.unit, workshop
+        storage, name = workshop.context.storage, workshop.context.sweep.name
+        self.store, self.states = CellStore(storage, name), StateStore(storage, name)
+        self.every = workshop.context.sweep.execution.state_seconds
+        self.saved = time.monotonic()
 
+    def reports(self) -> Iterator[UnitReport]:
+        cells = self._pending()
+        if not cells:
+            return
+        if self.work.failure is not None:
+            yield self._stored(failed_rows(cells, self.work.failure, self.workshop))
+            return
+        try:
+            bench = Bench(self.unit, self.work.iri_set, self.workshop)
+        except CellError as error:
+            yield self._stored(failed_rows(cells, str(error), self.workshop))
+            return
+        found = {cell.key: self.states.load(cell.key, self._digests(cell)) for cell in cells}
+        states = {key: state for key, state in found.items() if state is not None}
+        groups = _groups(cells, states)
+        for group in groups:
+            for report in self._train(bench, group, states):
+                yield replace(report, done=report.live == 0 and group is groups[-1])
 
-class _Bench:
-    """What all cells of a unit share: inputs, front, and what the networks answer on them."""
+    def _train(self, bench: Bench, cells: Sequence[Cell], states: States) -> Iterator[UnitReport]:
+        """Train cells that stand at one epoch; the states are those of all of them or of none."""
+        own = {cell.key: states[cell.key] for cell in cells if cell.key in states}
+        resumed = next((state.epochs for state in own.values()), None)
+        for epoch in bench.run(cells, own):
+            report = self._stored(epoch.rows)
+            self._save_now_and_then(epoch.fit, cells)
+            live = len(epoch.fit.live)
+            yield replace(report, epoch=epoch.fit.epochs, live=live, resumed=resumed)
+            resumed = None
 
-    def __init__(self, unit: Unit, iri_set: IriSetSpec | None, workshop: Workshop) -> None:
-        self.unit, self.workshop = unit, workshop
-        self.budget = ByteBudget(workshop.context.sweep.execution.activation_bytes)
-        self.front = workshop.cut_network(unit.front_model)
-        self.front_cut = workshop.context.card_of(unit.front_model).cut(unit.front_cut)
-        self.real = workshop.stitch_images(unit.stitch_marker)
-        self.figures: Row = {}
-        self.own = self._own(iri_set)
-        self.labelled = PROTOCOLS[unit.protocol].labelled
+    def _pending(self) -> list[Cell]:
+        """The unit's cells less those that were stored since it was planned.
 
-    def run(self, cells: Sequence[Cell], test_marker: str | None) -> Iterator[list[Row]]:
-        """Train these cells, which share their test images; rows as they end."""
-        test = self.workshop.test_images(test_marker)
-        front = self._front_side(test)
-        ends = {cell.end_model: cell for cell in cells}
-        sides = {model: self._end_side(model, cells, test) for model in ends}
-        test_labels = torch.from_numpy(test.labels)
-        fit = UnitFit(self._job(front, sides, test_labels), [self._cell_job(c) for c in cells])
-        shared = {
-            "accuracy_front": answer_scores(front.test, front.test, test_labels)["accuracy"],
-            "test_images": len(test),
-            **self.figures,
+        That is so when it was begun before, by a worker that was lost.
+        """
+        digests = {
+            model: self.workshop.card(model).digest
+            for cell in self.unit.cells
+            for model in (cell.front_model, cell.end_model)
         }
-        backward = {model: self._backward(model) for model in ends}
+        stored = self.store.of_unit(self.unit.key)
+        again = self.work.retry_failed
+        statuses = subtract(self.unit.cells, stored, digests, retry_failed=again)
+        return [
+            cell
+            for cell, status in zip(self.unit.cells, statuses, strict=True)
+            if status == "pending"
+        ]
+
+    def _digests(self, cell: Cell) -> Digests:
+        return (
+            self.workshop.card(cell.front_model).digest,
+            self.workshop.card(cell.end_model).digest,
+        )
+
+    def _stored(self, rows: Sequence[Row]) -> UnitReport:
+        """Store rows, forget the states of their cells, and say so."""
+        report = UnitReport(self.unit.key, self.work.part, epoch=0, live=0, done=True)
+        if not rows:
+            return report
+        self.store.write(rows, self.unit.key)
+        for row in rows:
+            self.states.remove(row["key"])
+        row = rows[-1]
+        place = f"{row['front_model']} → {row['end_model']} {row['end_cut']}"
+        return replace(
+            report,
+            ended=len(rows),
+            failed=sum(row["status"] == "failed" for row in rows),
+            latest=f"{place} {row['objective']} {row['protocol']}",
+            agreement=row.get("agreement"),
+        )
+
+    def _save_now_and_then(self, fit: UnitFit, cells: Sequence[Cell]) -> None:
+        if not fit.epochs or time.monotonic() - self.saved < self.every:
+            return
         by_key = {cell.key: cell for cell in cells}
-
-        def rows(ended: Iterator[Finished]) -> list[Row]:
-            return [self._row(by_key[found.key], found, shared, backward) for found in ended]
-
-        if failed := rows(fit.start()):
-            yield failed
-        while fit.live:
-            if ended := rows(fit.epoch()):
-                yield ended
-
-    def _own(self, iri_set: IriSetSpec | None) -> LabelledImages:
-        """The inputs that the protocol says."""
-        inputs = PROTOCOLS[self.unit.protocol].inputs
-        if inputs == "real":
-            return self.real
-        if inputs == "noise":
-            pixels = noise_images(self.real.index, self.real.shape, self.unit.seed)
-            return LabelledImages(pixels, self.real.labels, self.real.index)
-        assert iri_set is not None
-        shard = read_set(iri_set, self.workshop.context)
-        assert np.array_equal(shard.images.index, self.real.index)
-        assert np.array_equal(shard.images.labels, self.real.labels)
-        self.figures = {
-            **set_figures(shard),
-            "iri_fidelity": self._without_stitch(self.unit.front_model, shard.images),
-        }
-        return shard.images
-
-    def _front_side(self, test: LabelledImages) -> Side:
-        device, cut = self.workshop.device, self.front_cut.name
-        front = self.front.front(cut)
-
-        def activation(images: Tensor) -> Answer:
-            return Answer({cut: front(images)})
-
-        real_start = self.workshop.context.sweep.training.init_images == "real"
-        return Side(
-            answers(activation, self.own.images, device, self.budget),
-            answers(_observed(self.front, (cut,)), test.images, device, self.budget),
-            answers(activation, self.real.images, device, self.budget) if real_start else None,
-        )
-
-    def _end_side(self, model: str, cells: Sequence[Cell], test: LabelledImages) -> Side:
-        of_end = [cell for cell in cells if cell.end_model == model]
-        taps = dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts))
-        network = _observed(self.workshop.cut_network(model), tuple(taps))
-        plain = _observed(self.workshop.cut_network(model), ())
-        device = self.workshop.device
-        real_start = self.workshop.context.sweep.training.init_images == "real"
-        return Side(
-            answers(network, self.own.images, device, self.budget),
-            answers(plain, test.images, device, self.budget),
-            answers(network, self.real.images, device, self.budget) if real_start else None,
-        )
-
-    def _job(self, front: Side, ends: Mapping[str, Side], test_labels: Tensor) -> UnitJob:
-        sweep = self.workshop.context.sweep
-        return UnitJob(
-            self.front_cut,
-            front,
-            ends,
-            torch.from_numpy(self.own.labels) if self.labelled else None,
-            test_labels,
-            sweep.training,
-            sweep.budget,
-            self.unit.seed,
-            self.workshop.device,
-        )
-
-    def _cell_job(self, cell: Cell) -> CellJob:
-        network = self.workshop.cut_network(cell.end_model)
-        return CellJob(
-            cell.key,
-            cell.objective,
-            cell.end_model,
-            self.workshop.context.card_of(cell.end_model).cut(cell.end_cut),
-            cell.fula_cuts,
-            network.tail(cell.end_cut, cell.fula_cuts),
-        )
-
-    def _backward(self, model: str) -> float | None:
-        """Agreement of g(x′) with g(x): does the end share the front's invariances?"""
-        return self._without_stitch(model, self.own) if self.figures else None
-
-    def _without_stitch(self, model: str, iris: LabelledImages) -> float:
-        """Agreement of a network on IRIs with itself on their images, in percent."""
-        network = _observed(self.workshop.cut_network(model), ())
-        device, labels = self.workshop.device, torch.from_numpy(self.real.labels)
-        on_iris = answers(network, iris.images, device, ByteBudget(0))
-        on_images = answers(network, self.real.images, device, ByteBudget(0))
-        return answer_scores(on_iris, on_images, labels)["agreement"]
-
-    def _row(
-        self, cell: Cell, found: Finished, shared: Row, backward: Mapping[str, float | None]
-    ) -> Row:
-        return {
-            **_identity(cell, self.workshop),
-            **shared,
-            "stitch_images": len(self.own),
-            "backward": backward[cell.end_model],
-            **_outcome(found),
-        }
+        for key, state in fit.capture().items():
+            self.states.save(key, self._digests(by_key[key]), state)
+        self.saved = time.monotonic()
 
 
-def _observed(network: CutNetwork, taps: tuple[str, ...]) -> Network:
-    """The whole network as a function of images that answers at these cuts."""
-    observer = network.observer(taps)
-
-    def answer(images: Tensor) -> Answer:
-        logits, activations = observer.observe(images)
-        return Answer(dict(zip(taps, activations, strict=True)), logits)
-
-    return answer
-
-
-def _identity(cell: Cell, workshop: Workshop) -> Row:
-    """A row's columns that say which cell it is and what ran it."""
-    sweep = workshop.context.sweep
-    names = (
-        *("key", "unit", "front_model", "front_cut", "front_cut_index", "end_model", "end_cut"),
-        *("end_cut_index", "objective", "protocol", "seed", "stitch_marker", "test_marker"),
-    )
-    return {
-        **{name: getattr(cell, name) for name in names},
-        "sweep": sweep.name,
-        "settings": canonical(cell.settings),
-        "data": sweep.data.source,
-        "preset": sweep.preset,
-        "budget": sweep.budget,
-        "front_digest": workshop.card(cell.front_model).digest,
-        "end_digest": workshop.card(cell.end_model).digest,
-        "raystitch_version": __version__,
-        "torch_version": str(torch.__version__),
-        "device": str(workshop.device),
-    }
-
-
-def _outcome(found: Finished) -> Row:
-    """A row's columns that say how the cell ended."""
-    return {
-        "status": "failed" if found.error else "ok",
-        "error": found.error,
-        "epochs": found.epochs,
-        "steps": found.steps,
-        "seconds": found.seconds,
-        "stop_reason": found.stop_reason,
-        "loss_init": found.loss_init,
-        "loss": found.curve[-1] if found.curve else None,
-        "curve": list(found.curve),
-        "agreement_init": found.agreement_init,
-        **found.scores,
-    }
+def _groups(cells: Sequence[Cell], states: States) -> list[list[Cell]]:
+    """Cells that can be trained together: the same test images, and the same epoch behind them."""
+    groups: dict[tuple[str | None, int], list[Cell]] = {}
+    for cell in cells:
+        epochs = states[cell.key].epochs if cell.key in states else 0
+        groups.setdefault((cell.test_marker, epochs), []).append(cell)
+    return list(groups.values())

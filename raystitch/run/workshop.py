@@ -24,10 +24,14 @@ KEPT_NETWORKS = 4
 
 
 class Workshop:
-    """Loads what units and IRI shards need. One to a process; it holds no state of theirs."""
+    """Loads what units and IRI shards need. One to a process; it holds no state of theirs.
+
+    It sets the process's number of torch threads: the bits of a training depend on it.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        torch.set_num_threads(context.sweep.execution.threads)
         self.device = device_of(context.sweep.execution.device)
         self.cards: dict[str, ModelCard] = {}
         self.network = lru_cache(KEPT_NETWORKS)(self._network)

@@ -11,6 +11,7 @@ import torch
 from raystitch.cards import ModelCard
 from raystitch.errors import RaystitchError
 from raystitch.files import file_digest
+from raystitch.run.work import ModelTask, OnEpoch
 from raystitch.run.workshop import Workshop
 from raystitch.sweep.zoo_entry import ZooEntry
 from raystitch.zoo import artifacts
@@ -27,10 +28,10 @@ from raystitch.zoo.train import (
 CARD_ATTACK_STEPS = 20
 """PGD steps of a card's robust accuracy, of eps / 4 each, whatever the recipe trained with."""
 
-OnEpoch = Callable[[int, float], None]
 
-
-def make_model(workshop: Workshop, model: str, on_epoch: OnEpoch | None = None) -> ModelCard:
+def make_model(
+    workshop: Workshop, model: str, on_epoch: Callable[[int, float], None] | None = None
+) -> ModelCard:
     """Make and store a network unless it is stored; its card."""
     context = workshop.context
     folder = context.storage.model(context.model_key(model))
@@ -56,6 +57,20 @@ def make_model(workshop: Workshop, model: str, on_epoch: OnEpoch | None = None) 
         # Another process on this storage was first, and rows may already be measured on its one.
         return artifacts.read_card(folder)
     artifacts.save(folder, network, card)
+    return card
+
+
+def make_and_check(
+    workshop: Workshop, task: ModelTask, on_epoch: OnEpoch | None = None
+) -> ModelCard:
+    """Make a network unless it is stored, and hold its cuts against the whole; its card."""
+
+    def of_epoch(epoch: int, loss: float) -> None:
+        if on_epoch is not None:
+            on_epoch(task.model, epoch, loss)
+
+    card = make_model(workshop, task.model, of_epoch)
+    check_cuts(workshop, task.model, task.cuts)
     return card
 
 

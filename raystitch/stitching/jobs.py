@@ -1,4 +1,4 @@
-"""What a unit is given to train, and how a cell ends: the types of `fit`."""
+"""What the fit of a unit is asked to do and what it answers: plain values, no training here."""
 
 from __future__ import annotations
 
@@ -89,3 +89,8 @@ class Finished:
     agreement_init: float | None = None
     scores: dict[str, float] = field(default_factory=dict[str, float])
     error: str | None = None
+
+
+def labels_of(unit: UnitJob, positions: Tensor) -> Tensor | None:
+    """Labels of the own inputs at these positions, on the unit's device."""
+    return None if unit.labels is None else unit.labels[positions].to(unit.device)

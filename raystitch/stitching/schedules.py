@@ -6,6 +6,7 @@ A schedule looks at one cell's loss and never at another cell: a low score is th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from raystitch.names import Schedule as ScheduleName
@@ -24,6 +25,14 @@ class Schedule(Protocol):
     reason: str
 
     def advise(self, epoch: int, steps: int, loss: float) -> Advice: ...
+
+    def memory(self) -> dict[str, float]:
+        """What it has learned of the cell's curve so far."""
+        ...
+
+    def recall(self, memory: Mapping[str, float]) -> None:
+        """Take up that memory, to advise as if nothing had come between."""
+        ...
 
 
 class Plateau:
@@ -59,6 +68,13 @@ class Plateau:
         self.reason = "plateau"
         return "stop"
 
+    def memory(self) -> dict[str, float]:
+        return {"best": self.best, "since": self.since, "drops": self.drops}
+
+    def recall(self, memory: Mapping[str, float]) -> None:
+        self.best = memory["best"]
+        self.since, self.drops = int(memory["since"]), int(memory["drops"])
+
 
 class Step:
     """The published schedule: a drop at ⅓ and ⅔ of the epochs, all of them run."""
@@ -73,6 +89,12 @@ class Step:
             self.reason = "schedule"
             return "stop"
         return "drop" if epoch in self.drop_at else "go"
+
+    def memory(self) -> dict[str, float]:
+        return {}  # the number of the epoch says it all
+
+    def recall(self, memory: Mapping[str, float]) -> None:
+        assert not memory
 
 
 SCHEDULES: dict[ScheduleName, type[Plateau] | type[Step]] = {"plateau": Plateau, "step": Step}

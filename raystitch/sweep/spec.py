@@ -26,7 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from raystitch.names import OBJECTIVES, SOURCES, Objective, Preset, Protocol
-from raystitch.settings import Data, Iris, Marker, Settings, Training, Whole
+from raystitch.settings import Data, Iris, Marker, Real, Settings, Training, Whole
 from raystitch.sweep.presets import CANNOT, MUST_BE_WRITTEN, PRESETS
 from raystitch.sweep.refusal import each_once, refuse
 from raystitch.sweep.zoo_entry import Seeds, ZooEntry
@@ -109,14 +109,33 @@ class Grid(Settings):
 class Execution(Settings):
     """How the work is run: nothing here changes a number or enters a key."""
 
-    threads: Count | None = Field(default=None, description="Threads of torch (its own choice).")
+    threads: Count = Field(
+        default=1,
+        description="Threads of torch in each worker. Weights come out bit for bit the same only "
+        "with the same number, so it is fixed, and the same with and without Ray.",
+    )
     device: Literal["cpu", "cuda", "auto"] = Field(
         default="auto", description="Where networks run; `auto`: a GPU where there is one."
     )
     activation_bytes: Whole = Field(
         default=2 * 2**30,
         ge=0,
-        description="Bytes of activations to keep; the rest is computed again.",
+        description="Bytes of activations a worker keeps; the rest is computed again.",
+    )
+    slots: Count | None = Field(
+        default=None, description="Workers at once (as many as there is room for)."
+    )
+    gpus_per_unit: Real = Field(
+        default=1.0, gt=0, le=1, description="GPUs that a worker takes: a fraction shares one."
+    )
+    retries: Whole = Field(
+        default=2, ge=0, description="Times that work is tried again when its worker is lost."
+    )
+    progress_seconds: Whole = Field(
+        default=1800, ge=1, description="Stop with an error when no worker is heard for so long."
+    )
+    state_seconds: Whole = Field(
+        default=60, ge=0, description="Seconds between two savings of stitches in training."
     )
 
 

@@ -1,0 +1,123 @@
+"""What stages hand to a runner and hear of it: plain values that travel to any worker.
+
+A runner is who calls the work: this process alone, or Ray. The work itself (`zoo_stage`,
+`iri_sets`, `unit`) is the same for all, and stores what it makes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from raystitch.cards import ModelCard
+from raystitch.errors import RaystitchError
+from raystitch.run.iri_specs import IriSetSpec, IriShardSpec
+from raystitch.sweep.cells import Unit
+
+OnEpoch = Callable[[str, int, float], None]
+"""Model, number of the epoch, loss: called as a network trains."""
+
+
+@dataclass(frozen=True)
+class ModelTask:
+    """Make a network unless it is stored, then hold these cuts of it against the whole."""
+
+    model: str
+    cuts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BuiltShard:
+    """How one shard of IRIs came out.
+
+    residual: mean over its images; failure: why the set itself cannot be made (its cells fail);
+    incident: what went wrong around it (its cells stay pending).
+    """
+
+    spec: IriShardSpec
+    residual: float | None = None
+    failure: str | None = None
+    incident: str | None = None
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """A unit to train, or a part of one; ``failure``: why its IRIs could not be made.
+
+    part: which part of the unit; retry_failed: failed rows do not count as stored.
+    """
+
+    unit: Unit
+    iri_set: IriSetSpec | None
+    part: int = 0
+    failure: str | None = None
+    retry_failed: bool = False
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """What one epoch of a unit brought.
+
+    live: cells still in training; ended, failed: rows stored in it; agreement: of the latest row;
+    resumed: the epoch of the saved state that cells go on from, told once; done: nothing follows.
+    """
+
+    unit: str
+    part: int
+    epoch: int
+    live: int
+    done: bool
+    ended: int = 0
+    failed: int = 0
+    latest: str = ""
+    agreement: float | None = None
+    resumed: int | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """Work that something around it (a worker, memory, a device) or a failed network left pending.
+
+    what: the network, or the unit in words; reason: in one line; story: all that is known of it.
+    """
+
+    what: str
+    reason: str
+    story: str = ""
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error, with its kind where it is not one of ours."""
+    text = (str(error).strip() or "no message").splitlines()[0]
+    return text if isinstance(error, RaystitchError) else f"{type(error).__name__}: {text}"
+
+
+def unit_name(unit: Unit) -> str:
+    """A unit in words."""
+    return f"{unit.front_model} {unit.front_cut} {unit.protocol} seed {unit.seed}"
+
+
+OnReport = Callable[[UnitReport], None]
+
+
+class Runner(Protocol):
+    """Runs the stages of one sweep. Closed at its end, whatever the end is."""
+
+    def make_models(
+        self, tasks: Sequence[ModelTask], on_epoch: OnEpoch
+    ) -> Iterator[ModelCard | Left]:
+        """Make and check each network; its card, or under its name why it cannot be used."""
+        ...
+
+    def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
+        """Build and store each shard, in any order."""
+        ...
+
+    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Sequence[Left]:
+        """Train each unit, its rows stored as cells end; what had to be left pending."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken; may be called twice."""
+        ...
