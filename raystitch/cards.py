@@ -159,5 +159,9 @@ class ModelCard:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @classmethod
+    def from_json(cls, text: str) -> ModelCard:
+        return TypeAdapter(cls).validate_json(text)
+
+    @classmethod
     def read(cls, path: Path) -> ModelCard:
-        return TypeAdapter(cls).validate_json(path.read_text(encoding="utf-8"))
+        return cls.from_json(path.read_text(encoding="utf-8"))

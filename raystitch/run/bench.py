@@ -51,7 +51,6 @@ class Bench:
 
     def __init__(self, unit: Unit, iri_set: IriSetSpec | None, workshop: Workshop) -> None:
         self.unit, self.workshop = unit, workshop
-        self.budget = ByteBudget(workshop.context.sweep.execution.activation_bytes)
         self.front = workshop.cut_network(unit.front_model)
         self.front_cut = workshop.context.card_of(unit.front_model).cut(unit.front_cut)
         self.real = workshop.stitch_images(unit.stitch_marker)
@@ -65,10 +64,11 @@ class Bench:
         states: by key, of all of them or of none. Yields after the start and after every epoch.
         """
         (test_marker,) = {cell.test_marker for cell in cells}
+        budget = ByteBudget(self.workshop.context.sweep.execution.activation_bytes)
         test = self.workshop.test_images(test_marker)
-        front = self._front_side(test)
+        front = self._front_side(test, budget)
         ends = {cell.end_model: cell for cell in cells}
-        sides = {model: self._end_side(model, cells, test) for model in ends}
+        sides = {model: self._end_side(model, cells, test, budget) for model in ends}
         test_labels = torch.from_numpy(test.labels)
         unit_job = self._job(front, sides, test_labels)
         fit = UnitFit(unit_job, [self._cell_job(c) for c in cells], states)
@@ -105,7 +105,7 @@ class Bench:
         }
         return shard.images
 
-    def _front_side(self, test: LabelledImages) -> Side:
+    def _front_side(self, test: LabelledImages, budget: ByteBudget) -> Side:
         device, cut = self.workshop.device, self.front_cut.name
         front = self.front.front(cut)
 
@@ -114,12 +114,14 @@ class Bench:
 
         real_start = self.workshop.context.sweep.training.init_images == "real"
         return Side(
-            answers(activation, self.own.images, device, self.budget),
-            answers(_observed(self.front, (cut,)), test.images, device, self.budget),
-            answers(activation, self.real.images, device, self.budget) if real_start else None,
+            answers(activation, self.own.images, device, budget),
+            answers(_observed(self.front, (cut,)), test.images, device, budget),
+            answers(activation, self.real.images, device, budget) if real_start else None,
         )
 
-    def _end_side(self, model: str, cells: Sequence[Cell], test: LabelledImages) -> Side:
+    def _end_side(
+        self, model: str, cells: Sequence[Cell], test: LabelledImages, budget: ByteBudget
+    ) -> Side:
         of_end = [cell for cell in cells if cell.end_model == model]
         taps = dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts))
         network = _observed(self.workshop.cut_network(model), tuple(taps))
@@ -127,9 +129,9 @@ class Bench:
         device = self.workshop.device
         real_start = self.workshop.context.sweep.training.init_images == "real"
         return Side(
-            answers(network, self.own.images, device, self.budget),
-            answers(plain, test.images, device, self.budget),
-            answers(network, self.real.images, device, self.budget) if real_start else None,
+            answers(network, self.own.images, device, budget),
+            answers(plain, test.images, device, budget),
+            answers(network, self.real.images, device, budget) if real_start else None,
         )
 
     def _job(self, front: Side, ends: Mapping[str, Side], test_labels: Tensor) -> UnitJob:

@@ -26,16 +26,18 @@ os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
 
 import logging
+import math
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address
+from ray._private.utils import get_num_cpus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raystitch import __version__
@@ -62,14 +64,13 @@ TOKEN_FILE = Path(".ray") / "auth_token"
 class Cluster:
     """What a sweep has of Ray: ``slots`` workers at once, each with so many CPUs and GPUs.
 
-    device: where networks run, the same for all workers; own: started by us, so ended by us.
+    device: where networks run, the same for all workers.
     """
 
     slots: int
     cpus: int
     gpus: float
     device: str
-    own: bool
 
     def context(self, context: Context) -> Context:
         """The sweep's context as workers on any node need it: no relative path, one device."""
@@ -78,9 +79,8 @@ class Cluster:
         return replace(context, sweep=sweep, storage=Storage(context.storage.root.resolve()))
 
     def close(self) -> None:
-        """End the Ray of our own with all its processes, or leave the cluster as it is."""
-        if ray.is_initialized():
-            ray.shutdown()
+        """End the Ray of our own with all its processes, or leave the cluster as it was."""
+        ray.shutdown()
 
 
 def connect(context: Context, address: str | None, say: Say) -> Cluster:
@@ -91,13 +91,17 @@ def connect(context: Context, address: str | None, say: Say) -> Cluster:
     """
     execution = context.sweep.execution
     own = address is None
-    with _quiet():
-        if own:
-            _start(execution)
-        else:
-            _join(address)
+    if ray.is_initialized():
+        raise EngineError(
+            "this process is connected to a Ray already: end that first (`ray.shutdown()`)."
+        )
+    _quieten()
+    if own:
+        _start(execution)
+    else:
+        _join(address)
     try:
-        cluster = _take(execution, own=own)
+        cluster = _take(execution)
         if not own:
             _check_storage(context.storage.root.resolve())
     except BaseException:
@@ -111,8 +115,9 @@ def connect(context: Context, address: str | None, say: Say) -> Cluster:
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPUs that this process may use, the container's limit included."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else math.inf
+    return max(1, int(min(allowed, get_num_cpus())))
 
 
 def _start(execution: Execution) -> None:
@@ -134,20 +139,18 @@ def _start(execution: Execution) -> None:
         )
     except Exception as error:
         raise EngineError(
-            f"Ray could not be started on this machine: {_last_line(error)}. "
+            f"Ray could not be started on this machine: {last_line(error)}. "
             "`--local` runs the sweep without Ray."
         ) from error
 
 
 def _join(address: str) -> None:
-    if ray.is_initialized():
-        return
     try:
         _reach(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise EngineError(
-            f"no Ray cluster could be joined at {address}: {_last_line(error)}. See that it is up "
+            f"no Ray cluster could be joined at {address}: {last_line(error)}. See that it is up "
             "(`ray start --head`), and that its token is in ~/.ray/auth_token here; without "
             "--address the sweep runs on a Ray of its own."
         ) from error
@@ -174,16 +177,23 @@ def make_token() -> None:
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     path = Path(named) if named else Path.home() / TOKEN_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if not path.exists():
+        temporary = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as handle:
+            handle.write(secrets.token_hex(32))
+        try:
+            # Whole at once, and never over the token of another Ray that starts now.
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return
+        finally:
+            temporary.unlink()
+    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
         path.chmod(0o600)
-        return
-    with os.fdopen(descriptor, "w", encoding="ascii") as handle:
-        handle.write(secrets.token_hex(32))
 
 
-def _take(execution: Execution, *, own: bool) -> Cluster:
+def _take(execution: Execution) -> Cluster:
     """The slots that there is room for."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     device = _device(execution.device, nodes)
@@ -195,7 +205,7 @@ def _take(execution: Execution, *, own: bool) -> Cluster:
             + (f" and {gpus:g} GPUs" if gpus else "")
             + ": lower `execution.threads`, or use a larger cluster."
         )
-    return Cluster(min(room, execution.slots or room), execution.threads, gpus, device, own)
+    return Cluster(min(room, execution.slots or room), execution.threads, gpus, device)
 
 
 def _device(wanted: str, nodes: list[Mapping[str, float]]) -> str:
@@ -243,7 +253,7 @@ def _check_node(node: Mapping[str, Any], probe: Path) -> None:
         same = answer.read_text(encoding="utf-8") == probe.read_text(encoding="utf-8")
     except Exception as error:
         raise EngineError(
-            f"the node {name} does not reach the storage {probe.parent}: {_last_line(error)}. "
+            f"the node {name} does not reach the storage {probe.parent}: {last_line(error)}. "
             "A cluster needs a folder that all its nodes share, under the same path, and raystitch "
             "installed on each."
         ) from error
@@ -255,14 +265,13 @@ def _check_node(node: Mapping[str, Any], probe: Path) -> None:
         raise EngineError(f"the node {name} has raystitch {version}, this machine {__version__}.")
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Ray's greetings out of the user's terminal."""
+def _quieten() -> None:
+    """Keep Ray's own log out of the user's terminal: losses are told by us, once."""
     for name in ("ray", "ray.data", "ray.tune", "ray._private"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    yield
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
+    """An error of Ray in one line: what it is about stands at its end."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__).rstrip(".")

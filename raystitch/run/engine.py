@@ -27,7 +27,7 @@ class RayRunner:
     def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
         return iri_stage.build_shards(specs, self.context, self.cluster)
 
-    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Sequence[Left]:
+    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         parts = split(work, self.context, self.cluster.slots)
         return stitch_stage.run_units(parts, self.context, self.cluster, on_report, self.say)
 

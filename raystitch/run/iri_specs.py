@@ -7,7 +7,7 @@ of each other and of who builds them: an image's pixels do not depend on its sha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from raystitch.data.shards import is_valid
@@ -55,12 +55,14 @@ class IriShardSpec:
     stop: int
 
 
-def iri_set_of(unit: Unit, context: Context, digests: dict[str, str | None]) -> IriSetSpec | None:
-    """The set that a unit trains on; None where its protocol uses none."""
+def iri_set_of(unit: Unit, context: Context, digests: Mapping[str, str]) -> IriSetSpec | None:
+    """The set that a unit trains on; None where its protocol uses none.
+
+    digests: of the networks in use, by name ENTRY-SEED.
+    """
     if unit.protocol not in IRI_PROTOCOLS:
         return None
     digest = digests[unit.front_model]
-    assert digest is not None, "IRIs are planned after their front is stored"
     settings = unit.cells[0].settings
     front = iri_front(settings)
     assert front is not None

@@ -1,12 +1,14 @@
-"""The in-process runner: the reference, one thing after the other, without Ray."""
+"""The in-process runner: the reference, one thing after the other, without Ray.
+
+What fails by something around it (memory, a disk) is left pending, and the others go on.
+"""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
 
 from raystitch.cards import ModelCard
-from raystitch.errors import CellError, RaystitchError
+from raystitch.errors import CellError
 from raystitch.run.iri_sets import build_shard
 from raystitch.run.iri_specs import IriShardSpec
 from raystitch.run.planning import Context
@@ -18,7 +20,8 @@ from raystitch.run.work import (
     OnEpoch,
     OnReport,
     UnitWork,
-    reason_of,
+    iris_name,
+    left_by,
     unit_name,
 )
 from raystitch.run.workshop import Workshop
@@ -37,8 +40,8 @@ class LocalRunner:
         for task in tasks:
             try:
                 yield make_and_check(self.workshop, task, on_epoch)
-            except (RaystitchError, RuntimeError, MemoryError) as error:
-                yield Left(task.model, reason_of(error))
+            except Exception as error:
+                yield left_by(error, task.model)
 
     def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
         failed: dict[str, str] = {}
@@ -51,17 +54,16 @@ class LocalRunner:
             except CellError as error:
                 failed[spec.iri_set.key] = str(error)
                 yield BuiltShard(spec, failure=str(error))
+            except Exception as error:
+                yield BuiltShard(spec, incident=left_by(error, iris_name(spec)))
 
-    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Sequence[Left]:
-        left: list[Left] = []
+    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         for one in work:
             try:
                 for report in run_unit(one, self.workshop):
                     on_report(report)
-            except (RuntimeError, MemoryError) as error:
-                story = traceback.format_exc()
-                left.append(Left(unit_name(one.unit), reason_of(error), story))
-        return left
+            except Exception as error:
+                yield left_by(error, unit_name(one.unit))
 
     def close(self) -> None:
         return None

@@ -20,7 +20,7 @@ from raystitch.run.iri_specs import iri_set_of, missing_shards
 from raystitch.run.planning import Context, Plan, make_plan
 from raystitch.run.progress import Reporter, Stage
 from raystitch.run.runners import Start
-from raystitch.run.work import Left, ModelTask, Runner, UnitReport, UnitWork
+from raystitch.run.work import FailedRows, Left, ModelTask, Runner, UnitReport, UnitWork
 from raystitch.sweep.cells import units
 
 
@@ -77,26 +77,28 @@ def write_results(plan: Plan) -> Summary:
 
 def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed: bool) -> None:
     context = plan.context
-    unusable = _zoo(plan, runner, reporter)
+    made = _zoo(plan, runner, reporter)
     # A network made anew may be bit for bit the one that stored rows speak of: count once more.
     plan = make_plan(context, retry_failed=retry_failed)
-    digests = dict(plan.digests)
-    there = [c for c in plan.pending if not unusable & {c.front_model, c.end_model}]
+    there = [cell for cell in plan.pending if {cell.front_model, cell.end_model} <= set(made)]
     if left := len(plan.pending) - len(there):
         reporter.say(f"{left} cells stay pending: their networks cannot be used")
-    work = [
-        UnitWork(unit, iri_set_of(unit, context, digests), retry_failed=retry_failed)
-        for unit in units(there)
-    ]
+    again = _failed_rows(plan) if retry_failed else frozenset()
+    work = [UnitWork(one, iri_set_of(one, context, made), again=again) for one in units(there)]
     _forget_states(plan)
     failures = _iris(plan, work, runner, reporter)
     _stitches(plan, _ready(work, failures), runner, reporter)
 
 
-def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> set[str]:
+def _failed_rows(plan: Plan) -> FailedRows:
+    rows = plan.stored.frame.filter(pl.col("status") == "failed")
+    return frozenset(rows.select("key", "finished_at").iter_rows())
+
+
+def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> dict[str, str]:
     """Make the networks that pending cells need, and check the cuts they are used at.
 
-    Returns those that could not be made or do not pass.
+    Returns the digests of those that can be used.
     """
     context = plan.context
     cuts: dict[str, dict[str, None]] = {}
@@ -108,7 +110,7 @@ def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> set[str]:
     # The networks still to be trained first: they take longest.
     tasks.sort(key=lambda task: task.model not in missing)
     epochs = sum(_epochs(context, model) for model in missing)
-    unusable: set[str] = set()
+    digests: dict[str, str] = {}
     with reporter.stage("networks", epochs, "epochs") as stage:
 
         def on_epoch(model: str, epoch: int, loss: float) -> None:
@@ -116,11 +118,12 @@ def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> set[str]:
 
         for made in runner.make_models(tasks, on_epoch):
             if isinstance(made, Left):
-                unusable.add(made.what)
-                reporter.say(f"{made.what} cannot be used: {made.reason}")
-            elif made.name in missing:
+                _leave(made, context, reporter)
+                continue
+            digests[made.name] = made.digest
+            if made.name in missing:
                 reporter.say(describe_model(made))
-    return unusable
+    return digests
 
 
 def _epochs(context: Context, model: str) -> int:
@@ -157,8 +160,9 @@ def _iris(
             spec, iri_set = built.spec, built.spec.iri_set
             note = f"{iri_set.front_model} {iri_set.cut} "
             if built.incident is not None:
+                if iri_set.key not in failures:  # the first of a set tells what the others would
+                    _leave(built.incident, plan.context, reporter)
                 failures[iri_set.key] = None
-                reporter.say(f"IRIs of {note}were not built: {built.incident}")
             elif built.failure is not None:
                 failures.setdefault(iri_set.key, built.failure)
             residual = built.residual
@@ -192,45 +196,55 @@ def _stitches(plan: Plan, work: Sequence[UnitWork], runner: Runner, reporter: Re
         return
     cells = sum(len(one.unit.cells) for one in work)
     with reporter.stage("stitches", cells, "cells") as stage:
-        left = runner.run_units(work, _Heard(stage, reporter))
-    for one in left:
-        _record(plan.context, one)
-        reporter.say(f"{one.what}: left pending: {one.reason}")
+        for left in runner.run_units(work, _Heard(stage, reporter)):
+            _leave(left, plan.context, reporter)
 
 
 class _Heard:
-    """Shows what is heard of units."""
+    """Shows what is heard of units. One that is tried again takes the place of the one lost."""
 
     def __init__(self, stage: Stage, reporter: Reporter) -> None:
         self.stage, self.reporter = stage, reporter
         self.failures = self.epochs = 0
         self.latest = ""
-        self.live: dict[tuple[str, int], int] = {}
+        self.last: dict[tuple[str, int], UnitReport] = {}
         self.began = time.monotonic()
 
     def __call__(self, report: UnitReport) -> None:
+        before = self.last.get((report.unit, report.part))
+        self.last[report.unit, report.part] = report
         self.epochs += report.epoch > 0
         self.failures += report.failed
-        self.live[report.unit, report.part] = report.live
         if report.resumed is not None:
-            self.reporter.say(f"unit {report.unit[:12]} goes on after epoch {report.resumed}")
-        if report.ended:
+            self.reporter.say(_goes_on(report, before))
+        if report.latest:
             figure = "failed" if report.agreement is None else f"{report.agreement:.1f} %"
             self.latest = f"{report.latest}: {figure}"
-        self.stage.advance(report.ended, self.note())
+        self.stage.advance(report.stored - (before.stored if before else 0), self.note())
 
     def note(self) -> str:
         rate = self.epochs / max(time.monotonic() - self.began, 1e-9)
-        parts = [f"{sum(self.live.values())} live at {rate:.1f} epochs/s"]
+        live = sum(report.live for report in self.last.values())
+        parts = [f"{live} live at {rate:.1f} epochs/s"]
         parts += [self.latest] if self.latest else []
         parts += [f"{self.failures} failed"] if self.failures else []
         return ", ".join(parts)
 
 
-def _record(context: Context, left: Left) -> None:
-    """Keep the whole story of a unit that was left pending."""
-    path = context.storage.incidents(context.sweep.name) / f"{secrets.token_hex(8)}.txt"
-    write_text(path, f"{left.what}\n{left.reason}\n\n{left.story}\n")
+def _goes_on(report: UnitReport, before: UnitReport | None) -> str:
+    """That a unit goes on from its saved state, and what is redone where that is known."""
+    said = f"unit {report.unit[:12]} goes on after epoch {report.resumed}"
+    if before is None or report.resumed is None:
+        return said
+    return f"{said}: {max(before.epoch - report.resumed, 0)} epochs are done again"
+
+
+def _leave(left: Left, context: Context, reporter: Reporter) -> None:
+    """Say what was left pending, and keep its whole story."""
+    reporter.say(f"{left.what}: left pending: {left.reason}")
+    if left.story:
+        path = context.storage.incidents(context.sweep.name) / f"{secrets.token_hex(8)}.txt"
+        write_text(path, f"{left.what}\n{left.reason}\n\n{left.story}\n")
 
 
 def _store_sweep_file(context: Context) -> None:

@@ -7,94 +7,197 @@ the pool may take every CPU of the cluster (beside such tasks it would wait for 
 
 from __future__ import annotations
 
+import json
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
 from raystitch.errors import EngineError
-from raystitch.run.cluster import Cluster
+from raystitch.run.cluster import Cluster, last_line
+from raystitch.run.place import Place, here, log_tail
+from raystitch.run.planning import Context
 from raystitch.run.watch import silent
+from raystitch.run.work import reason_of
 from raystitch.sweep.spec import Execution
 
-Row = dict[str, Any]
+Values = dict[str, Any]
+"""What a worker says, in JSON's types."""
+
+MESSAGE = pa.schema([("number", pa.int64()), ("kind", pa.string()), ("values", pa.string())])
+
+
+class PoolWorker:
+    """One actor. It keeps its workshop from row to row, and stores what it makes by itself."""
+
+    def __init__(self, context: Context, work: Sequence[Any]) -> None:
+        from raystitch.run.workshop import Workshop
+
+        self.workshop, self.all = Workshop(context), work
+
+    def work(self, one: Any) -> Generator[Values, None, Values]:
+        """Do one piece of work: yields what is worth telling on the way, returns how it came out.
+
+        What it raises counts as a failure around the work, which is then tried again.
+        """
+        raise NotImplementedError
+
+    def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
+        number: int = table.column("number")[0].as_py()
+        yield _message(number, "began", asdict(here()))
+        try:
+            values = yield from self._told(number)
+        except Exception as error:
+            broken = {"reason": reason_of(error), "story": traceback.format_exc()}
+            yield _message(number, "broke", broken)
+        else:
+            yield _message(number, "done", values)
+
+    def _told(self, number: int) -> Generator[pa.Table, None, Values]:
+        work = self.work(self.all[number])
+        while True:
+            try:
+                values = next(work)
+            except StopIteration as end:
+                return end.value
+            yield _message(number, "told", values)
+
+
+def _message(number: int, kind: str, values: Values) -> pa.Table:
+    row = {"number": number, "kind": kind, "values": json.dumps(values)}
+    return pa.Table.from_pylist([row], MESSAGE)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker says of one piece of work on its way."""
+
+    number: int
+    values: Values
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one piece of work came out."""
+
+    number: int
+    values: Values
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A piece of work that failed each time it was tried, by something around it.
+
+    reason: in one line, with the place; story: the traceback, or the end of the worker's log.
+    """
+
+    number: int
+    reason: str
+    story: str
 
 
 def through_pool(
     stage: str,
-    rows: Sequence[Row],
-    actor: type,
-    arguments: tuple[Any, ...],
+    work: Sequence[Any],
+    worker: type[PoolWorker],
+    context: Context,
     cluster: Cluster,
-    execution: Execution,
-) -> Iterator[Row]:
-    """The answers to each row, as they are given.
+) -> Iterator[Told | Done | Lost]:
+    """What the workers say of each piece of work, by its number, as they say it.
 
-    rows: each with its ``number``, which its answers repeat; actor: called with a table of one row,
-    yields tables, the last of them with ``done``. Rows whose worker was lost are tried again,
-    ``execution.retries`` times; a row that was lost every time has no such last answer. Raises
-    `EngineError` when nothing is heard for ``execution.progress_seconds``.
+    Work that failed by something around it is tried again ``execution.retries`` times. Raises
+    `EngineError` when nothing is heard for ``execution.progress_seconds``, every time.
     """
-    waiting = {row["number"]: row for row in rows}
-    for left in reversed(range(execution.retries + 1)):
+    retries = context.sweep.execution.retries
+    waiting = dict.fromkeys(range(len(work)))
+    losses: dict[int, Lost] = {}
+    for left in reversed(range(retries + 1)):
+        losses = {number: Lost(number, "its worker never began", "") for number in waiting}
+        places: dict[int, Place] = {}
         try:
-            rest = list(waiting.values())
-            for answer in _once(stage, rest, actor, arguments, cluster, execution):
-                if answer["done"]:
-                    del waiting[answer["number"]]
-                yield answer
-        except RayError as error:  # a worker that died before it took its first row
+            for number, kind, values in _once(list(waiting), work, worker, context, cluster):
+                if kind == "began":
+                    places[number] = Place(**{**values, "logs": tuple(values["logs"])})
+                    losses[number] = Lost(number, f"its worker was lost on {places[number]}", "")
+                elif kind == "broke":
+                    reason = f"{values['reason']} (on {places.pop(number)})"
+                    losses[number] = Lost(number, reason, values["story"])
+                elif kind == "done":
+                    del waiting[number], losses[number], places[number]
+                    yield Done(number, values)
+                else:
+                    yield Told(number, values)
+        except ExecutionTimeoutError as error:
             if not left:
-                raise EngineError(f"Ray Data gave up the {stage}: {error}") from error
+                raise silent(stage, context.sweep.execution.progress_seconds) from error
+        except RayError as error:  # workers that died as they started, one after the other
+            if not left:
+                raise EngineError(f"Ray Data gave up the {stage}: {last_line(error)}") from error
         if not waiting:
             return
+    yield from (_with_log(loss, places.get(number)) for number, loss in losses.items())
+
+
+def _with_log(loss: Lost, place: Place | None) -> Lost:
+    """A loss with the end of the log of the worker that was lost."""
+    return loss if place is None else Lost(loss.number, loss.reason, log_tail(place))
 
 
 def _once(
-    stage: str,
-    rows: Sequence[Row],
-    actor: type,
-    arguments: tuple[Any, ...],
+    numbers: Sequence[int],
+    work: Sequence[Any],
+    worker: type[PoolWorker],
+    context: Context,
     cluster: Cluster,
-    execution: Execution,
-) -> Iterator[Row]:
-    """The answers of the workers that are not lost."""
-    _settings(execution)
-    size = min(cluster.slots, len(rows))
-    # Ray would try for ever. Another limit can only be given as Ray 2.64 will no longer have it.
-    warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
-    dataset = ray.data.from_items(list(rows), override_num_blocks=len(rows)).map_batches(
-        actor,
-        batch_size=1,
-        batch_format="pyarrow",
-        compute=ActorPoolStrategy(
-            min_size=1, max_size=size, initial_size=size, max_tasks_in_flight_per_actor=1
-        ),
-        fn_constructor_args=arguments,
-        num_cpus=cluster.cpus,
-        num_gpus=cluster.gpus or None,
-        max_restarts=0,
-        max_task_retries=0,
-    )
-    try:
-        # Without prefetching, which holds an answer back until the next one is there.
-        tables: Any = dataset.iter_batches(
-            batch_size=None, batch_format="pyarrow", prefetch_batches=0
+) -> Iterator[tuple[int, str, Values]]:
+    """The messages of workers, each row given to one of them once."""
+    size = min(cluster.slots, len(numbers))
+    with _settings(context.sweep.execution):
+        dataset = ray.data.from_items(
+            [{"number": number} for number in numbers], override_num_blocks=len(numbers)
+        ).map_batches(
+            worker,
+            batch_size=1,
+            batch_format="pyarrow",
+            # As many at every time: Ray replaces no actor that it has scaled down.
+            compute=ActorPoolStrategy(
+                min_size=size, max_size=size, initial_size=size, max_tasks_in_flight_per_actor=1
+            ),
+            fn_constructor_args=(context, work),
+            num_cpus=cluster.cpus,
+            num_gpus=cluster.gpus or None,
+            # A worker that dies is started again; its row is not, it is told by its absence.
+            max_restarts=len(numbers),
+            max_task_retries=0,
         )
-        for table in tables:
-            yield from table.to_pylist()
-    except ExecutionTimeoutError as error:
-        raise silent(stage, execution.progress_seconds) from error
+    # Without prefetching, which holds a message back until the next one is there.
+    tables: Iterable[Any] = dataset.iter_batches(
+        batch_size=None, batch_format="pyarrow", prefetch_batches=0
+    )
+    for table in tables:
+        for row in table.to_pylist():
+            yield row["number"], row["kind"], json.loads(row["values"])
 
 
-def _settings(execution: Execution) -> None:
-    context = DataContext.get_current()
+@contextmanager
+def _settings(execution: Execution) -> Generator[None]:
+    """Ray Data's settings for the datasets that are made inside."""
+    context = DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = execution.progress_seconds
-    context.target_max_block_size = 1  # every answer is sent as soon as it is given
-    context.max_errored_blocks = -1  # the others go on; what has no answer is told by its absence
+    context.target_max_block_size = 1  # every message is sent as soon as it is given
+    context.max_errored_blocks = -1  # the others go on
+    context.max_consecutive_actor_init_deaths = execution.retries
+    with DataContext.current(context), warnings.catch_warnings():
+        # Ray would restart for ever. Another limit can only be given as Ray 2.64 will not have it.
+        warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
+        yield

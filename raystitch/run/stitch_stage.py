@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
+from ray.tune.error import TuneError
 
-from raystitch.run.cluster import Cluster
+from raystitch.errors import EngineError
+from raystitch.run.cluster import Cluster, last_line
+from raystitch.run.place import Place, here, log_tail
 from raystitch.run.planning import Context, Say
-from raystitch.run.watch import Watch
+from raystitch.run.watch import Watch, silence, silent
 from raystitch.run.work import Left, OnReport, UnitReport, UnitWork, unit_name
+
+STAGE = "stitches"
+
+PLACE_SECONDS = 5.0
+"""Time for a worker's answer where it is, which it gives before it starts to work."""
 
 
 class TrainUnit(tune.Trainable):
@@ -37,6 +46,9 @@ class TrainUnit(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._take(new_config)
         return True
+
+    def where(self) -> Place:
+        return here()
 
     def step(self) -> dict[str, Any]:
         began = time.monotonic()
@@ -54,10 +66,14 @@ class TrainUnit(tune.Trainable):
 
 
 class _Heard(tune.Callback):
-    """What the driver hears of trials."""
+    """What the driver hears of trials; it ends those that are silent for too long."""
 
-    def __init__(self, work: Sequence[UnitWork], on_report: OnReport, watch: Watch) -> None:
-        self.work, self.on_report, self.watch = work, on_report, watch
+    def __init__(self, work: Sequence[UnitWork], on_report: OnReport, limit_seconds: float) -> None:
+        self.work, self.on_report = work, on_report
+        self.watch = Watch(limit_seconds)
+        self.running: dict[str, Any] = {}
+        self.places: dict[str, Any] = {}
+        self.hung: set[str] = set()
         self.lost: list[tuple[UnitWork, Left]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,53 +81,84 @@ class _Heard(tune.Callback):
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self.watch.check()
+        for name in self.watch.silent_ones():
+            # Tune then sees a lost worker: the unit is tried again as after any other loss.
+            self.hung.add(name)
+            self.watch.forget(name)
+            ray.kill(self.running[name])
+        if self.watch.all_silent():
+            raise silent(STAGE, self.watch.limit)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.watch.heard(trial.trial_id)
+        worker = trial.temporary_state.ray_actor
+        self.running[trial.trial_id] = worker
+        self.places[trial.trial_id] = worker.where.remote()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        self.watch.heard()
+        self.watch.heard(trial.trial_id)
         if "report" in result:
             self.on_report(UnitReport(**result["report"]))
 
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._ended(trial.trial_id)
+
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.watch.heard()
-        work = self.work[trial.config["number"]]
-        result = trial.last_result or {}
-        where = f"{result.get('hostname', 'an unknown node')} (process {result.get('pid', '?')})"
+        work, place = self.work[trial.config["number"]], self._place(trial.trial_id)
         told = Path(trial.error_file) if trial.error_file else None
         error = told.read_text(encoding="utf-8") if told is not None and told.is_file() else ""
-        last = (error.strip().splitlines() or ["the worker was lost"])[-1]
-        keys = ", ".join(cell.key for cell in work.unit.cells)
-        story = f"unit {work.unit.key}, cells {keys}\n\n{error}"
-        self.lost.append((work, Left(unit_name(work.unit), f"{last} (on {where})", story)))
+        reason = (error.strip().splitlines() or ["its worker was lost"])[-1]
+        if trial.trial_id in self.hung:
+            reason = silence(self.watch.limit)
+        cells = ", ".join(cell.key for cell in work.unit.cells)
+        log = "" if place is None else log_tail(place)
+        story = f"unit {work.unit.key}, cells {cells}\n\n{error}\n{log}"
+        where = "on no worker yet" if place is None else f"on {place}"
+        self.lost.append((work, Left(unit_name(work.unit), f"{reason} ({where})", story)))
+        self._ended(trial.trial_id)
+
+    def _place(self, name: str) -> Place | None:
+        if name not in self.places:
+            return None
+        try:
+            return ray.get(self.places[name], timeout=PLACE_SECONDS)
+        except RayError:
+            return None
+
+    def _ended(self, name: str) -> None:
+        self.watch.forget(name)
+        self.running.pop(name, None)
+        self.places.pop(name, None)
 
 
 def run_units(
     work: Sequence[UnitWork], context: Context, cluster: Cluster, on_report: OnReport, say: Say
-) -> list[Left]:
-    """Train the units in their order, as slots come free; those that had to be left pending.
+) -> Iterator[Left]:
+    """Train the units in their order, as slots come free; yields those that stay pending.
 
     Units that were lost are tried again when the others have ended: Tune would try them at once,
     and so use up all tries on a node before it is known to be gone.
     """
-    retries = context.sweep.execution.retries
-    for tries in reversed(range(retries + 1)):
-        lost = _round(work, context, cluster, on_report)
-        if not lost or not tries:
-            return [left for _, left in lost]
-        for _, one in lost:
-            say(f"{one.what}: lost, to be tried again: {one.reason}")
-        work = [one for one, _ in lost]
-    raise AssertionError("the last round returns")
-
-
-def _round(
-    work: Sequence[UnitWork], context: Context, cluster: Cluster, on_report: OnReport
-) -> list[tuple[UnitWork, Left]]:
-    """Train each unit once; those that were lost, and how."""
     execution = context.sweep.execution
-    heard = _Heard(work, on_report, Watch("stitches", execution.progress_seconds))
+    for tries in reversed(range(execution.retries + 1)):
+        heard = _Heard(work, on_report, execution.progress_seconds)
+        try:
+            _round(work, context, cluster, heard)
+        except EngineError:
+            yield from (left for _, left in heard.lost)
+            raise
+        if not heard.lost or not tries:
+            yield from (left for _, left in heard.lost)
+            return
+        for _, one in heard.lost:
+            say(f"{one.what}: lost, to be tried again: {one.reason}")
+        work = [one for one, _ in heard.lost]
+
+
+def _round(work: Sequence[UnitWork], context: Context, cluster: Cluster, heard: _Heard) -> None:
+    """Train each unit once."""
     stored = [ray.put(one) for one in work]
     trainable = tune.with_resources(
         tune.with_parameters(TrainUnit, context=context, work=stored),
@@ -127,7 +174,7 @@ def _round(
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(
-                name="stitches",
+                name=STAGE,
                 storage_path=folder,
                 callbacks=[heard],
                 verbose=0,
@@ -137,5 +184,7 @@ def _round(
                 ),
             ),
         )
-        tuner.fit()
-    return heard.lost
+        try:
+            tuner.fit()
+        except (TuneError, RayError, RuntimeError) as error:
+            raise EngineError(f"Ray Tune gave up the {STAGE}: {last_line(error)}.") from error

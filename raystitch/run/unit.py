@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import polars as pl
+
 from raystitch.errors import CellError
 from raystitch.results.store import CellStore
 from raystitch.run.bench import Bench, Row, failed_rows
@@ -19,7 +21,7 @@ from raystitch.run.workshop import Workshop
 from raystitch.stitching.fit import UnitFit
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell
-from raystitch.sweep.resume import subtract
+from raystitch.sweep.resume import pending, subtract
 
 States = Mapping[str, CellState]
 
@@ -36,18 +38,21 @@ class _UnitRun:
         self.store, self.states = CellStore(storage, name), StateStore(storage, name)
         self.every = workshop.context.sweep.execution.state_seconds
         self.saved = time.monotonic()
+        self.stored = 0
 
     def reports(self) -> Iterator[UnitReport]:
-        cells = self._pending()
+        cells = self._pending(self.unit.cells)
+        self.stored = len(self.unit.cells) - len(cells)
         if not cells:
+            yield self._report([])
             return
         if self.work.failure is not None:
-            yield self._stored(failed_rows(cells, self.work.failure, self.workshop))
+            yield self._store(failed_rows(cells, self.work.failure, self.workshop))
             return
         try:
             bench = Bench(self.unit, self.work.iri_set, self.workshop)
         except CellError as error:
-            yield self._stored(failed_rows(cells, str(error), self.workshop))
+            yield self._store(failed_rows(cells, str(error), self.workshop))
             return
         found = {cell.key: self.states.load(cell.key, self._digests(cell)) for cell in cells}
         states = {key: state for key, state in found.items() if state is not None}
@@ -61,30 +66,28 @@ class _UnitRun:
         own = {cell.key: states[cell.key] for cell in cells if cell.key in states}
         resumed = next((state.epochs for state in own.values()), None)
         for epoch in bench.run(cells, own):
-            report = self._stored(epoch.rows)
+            report = self._store(epoch.rows)
             self._save_now_and_then(epoch.fit, cells)
             live = len(epoch.fit.live)
             yield replace(report, epoch=epoch.fit.epochs, live=live, resumed=resumed)
             resumed = None
 
-    def _pending(self) -> list[Cell]:
-        """The unit's cells less those that were stored since it was planned.
+    def _pending(self, cells: Sequence[Cell]) -> list[Cell]:
+        """These cells less those that have their row.
 
-        That is so when it was begun before, by a worker that was lost.
+        Some may have it though they were planned: from a worker that was lost after it, or that was
+        thought lost and went on.
         """
         digests = {
             model: self.workshop.card(model).digest
-            for cell in self.unit.cells
+            for cell in cells
             for model in (cell.front_model, cell.end_model)
         }
         stored = self.store.of_unit(self.unit.key)
-        again = self.work.retry_failed
-        statuses = subtract(self.unit.cells, stored, digests, retry_failed=again)
-        return [
-            cell
-            for cell, status in zip(self.unit.cells, statuses, strict=True)
-            if status == "pending"
-        ]
+        if self.work.again:
+            rows = zip(stored["key"], stored["finished_at"], strict=True)
+            stored = stored.filter(pl.Series([row not in self.work.again for row in rows]))
+        return pending(cells, subtract(cells, stored, digests))
 
     def _digests(self, cell: Cell) -> Digests:
         return (
@@ -92,19 +95,29 @@ class _UnitRun:
             self.workshop.card(cell.end_model).digest,
         )
 
-    def _stored(self, rows: Sequence[Row]) -> UnitReport:
+    def _store(self, rows: Sequence[Row]) -> UnitReport:
         """Store rows, forget the states of their cells, and say so."""
-        report = UnitReport(self.unit.key, self.work.part, epoch=0, live=0, done=True)
         if not rows:
-            return report
-        self.store.write(rows, self.unit.key)
+            return self._report(rows)
+        by_key = {cell.key: cell for cell in self.unit.cells}
+        missing = {cell.key for cell in self._pending([by_key[row["key"]] for row in rows])}
+        if new := [row for row in rows if row["key"] in missing]:
+            self.store.write(new, self.unit.key)
         for row in rows:
             self.states.remove(row["key"])
+        self.stored += len(rows)
+        return self._report(rows)
+
+    def _report(self, rows: Sequence[Row]) -> UnitReport:
+        report = UnitReport(
+            self.unit.key, self.work.part, epoch=0, live=0, done=True, stored=self.stored
+        )
+        if not rows:
+            return report
         row = rows[-1]
         place = f"{row['front_model']} → {row['end_model']} {row['end_cut']}"
         return replace(
             report,
-            ended=len(rows),
             failed=sum(row["status"] == "failed" for row in rows),
             latest=f"{place} {row['objective']} {row['protocol']}",
             agreement=row.get("agreement"),

@@ -6,8 +6,10 @@ A runner is who calls the work: this process alone, or Ray. The work itself (`zo
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from raystitch.cards import ModelCard
@@ -17,6 +19,9 @@ from raystitch.sweep.cells import Unit
 
 OnEpoch = Callable[[str, int, float], None]
 """Model, number of the epoch, loss: called as a network trains."""
+
+FailedRows = frozenset[tuple[str, datetime]]
+"""Keys of failed rows, and when each was finished."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +43,30 @@ class BuiltShard:
     spec: IriShardSpec
     residual: float | None = None
     failure: str | None = None
-    incident: str | None = None
+    incident: Left | None = None
 
 
 @dataclass(frozen=True)
 class UnitWork:
     """A unit to train, or a part of one; ``failure``: why its IRIs could not be made.
 
-    part: which part of the unit; retry_failed: failed rows do not count as stored.
+    part: which part of the unit; again: failed rows, by key and time, that do not count as stored.
     """
 
     unit: Unit
     iri_set: IriSetSpec | None
     part: int = 0
     failure: str | None = None
-    retry_failed: bool = False
+    again: FailedRows = frozenset()
 
 
 @dataclass(frozen=True)
 class UnitReport:
-    """What one epoch of a unit brought.
+    """How a unit stands after one of its epochs.
 
-    live: cells still in training; ended, failed: rows stored in it; agreement: of the latest row;
-    resumed: the epoch of the saved state that cells go on from, told once; done: nothing follows.
+    live: cells still in training; stored: cells that have their row, whoever stored it; failed:
+    failed rows of this epoch; latest, agreement: of its last row; resumed: told once, before the
+    first epoch: the epoch of the saved state that cells go on from; done: nothing follows.
     """
 
     unit: str
@@ -68,7 +74,7 @@ class UnitReport:
     epoch: int
     live: int
     done: bool
-    ended: int = 0
+    stored: int
     failed: int = 0
     latest: str = ""
     agreement: float | None = None
@@ -93,9 +99,19 @@ def reason_of(error: BaseException) -> str:
     return text if isinstance(error, RaystitchError) else f"{type(error).__name__}: {text}"
 
 
+def left_by(error: BaseException, what: str) -> Left:
+    """Work that was left because of the error that is being handled."""
+    return Left(what, reason_of(error), traceback.format_exc())
+
+
 def unit_name(unit: Unit) -> str:
     """A unit in words."""
     return f"{unit.front_model} {unit.front_cut} {unit.protocol} seed {unit.seed}"
+
+
+def iris_name(spec: IriShardSpec) -> str:
+    """A set of IRIs in words."""
+    return f"IRIs of {spec.iri_set.front_model} {spec.iri_set.cut} seed {spec.iri_set.seed}"
 
 
 OnReport = Callable[[UnitReport], None]
@@ -114,8 +130,8 @@ class Runner(Protocol):
         """Build and store each shard, in any order."""
         ...
 
-    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Sequence[Left]:
-        """Train each unit, its rows stored as cells end; what had to be left pending."""
+    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
+        """Train each unit, its rows stored as cells end; yields what is left pending."""
         ...
 
     def close(self) -> None:

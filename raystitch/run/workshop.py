@@ -12,6 +12,7 @@ from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker, plant
 from raystitch.errors import RaystitchError, StorageError
 from raystitch.run.planning import Context
+from raystitch.run.process import prepare
 from raystitch.sweep.keys import untrained_twin
 from raystitch.zoo import artifacts
 from raystitch.zoo.cuts import CutNetwork
@@ -20,18 +21,18 @@ from raystitch.zoo.models import Network, build, freeze
 STITCH_SALT, TEST_SALT = 2, 3
 """Where markers lie in stitch and in test images: apart from each other and from a card's."""
 
-KEPT_NETWORKS = 4
+KEPT_NETWORKS = 8
+"""The last ones stay: tracing a network takes longer than an epoch of a small unit."""
 
 
 class Workshop:
-    """Loads what units and IRI shards need. One to a process; it holds no state of theirs.
-
-    It sets the process's number of torch threads: the bits of a training depend on it.
+    """Loads what units and IRI shards need. One to a process, which it prepares to compute; it
+    holds no state of theirs.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        torch.set_num_threads(context.sweep.execution.threads)
+        prepare(context.sweep.execution.threads)
         self.device = device_of(context.sweep.execution.device)
         self.cards: dict[str, ModelCard] = {}
         self.network = lru_cache(KEPT_NETWORKS)(self._network)
@@ -125,8 +126,6 @@ class Workshop:
 
 def device_of(wanted: str) -> torch.device:
     """The device that the sweep file asks for. Raises `RaystitchError` when it is not there."""
-    # TF32 would round what the CPU does not: rows of one key must not depend on the device so much.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise RaystitchError(
