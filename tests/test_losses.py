@@ -5,23 +5,23 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
+import raying
 import sweeping
 from raystitch.results.store import Storage
-from test_engine import equal, none_left, on_ray, processes, ray_processes, stored
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAINING = {**sweeping.SMALL["training"], "epochs": 25, "min_epochs": 25}
-IRIS = {**sweeping.SMALL["iris"], "steps": 300, "tolerance": 0}
+# Eight shards of IRIs, so that some are left when workers are lost.
+IRIS = {**sweeping.SMALL["iris"], "steps": 1500, "tolerance": 0, "batch": 8}
 SWEEP = {
     "training": TRAINING,
     "iris": IRIS,
-    "execution": {**sweeping.SMALL["execution"], "state_seconds": 0},
+    "execution": {**sweeping.SMALL["execution"], "state_seconds": 0, "retries": 3},
 }
 COUNT = 2 * (4 + 4 + 3)
 
@@ -33,79 +33,68 @@ def undisturbed(tmp_path_factory):
     return sweeping.run(path, folder / "runs"), path
 
 
-class Killer(threading.Thread):
-    """Kills so many processes with ``part`` in their command line, a while after they start."""
-
-    def __init__(self, part, times):
-        super().__init__(daemon=True)
-        self.part, self.times, self.killed = part, times, 0
-        self.dice, self.ended = random.Random(times), threading.Event()
-
-    def run(self):
-        while self.killed < self.times and not self.ended.is_set():
-            if found := processes(self.part):
-                time.sleep(self.dice.uniform(0.1, 2))
-                try:
-                    os.kill(self.dice.choice(found), signal.SIGKILL)
-                    self.killed += 1
-                except ProcessLookupError:
-                    continue
-                time.sleep(self.dice.uniform(1, 5))
-            time.sleep(0.05)
+def states(root):
+    return list(Storage(root).states("small").glob("[!.]*.safetensors"))
 
 
 @pytest.mark.parametrize("part", ["ray::TrainUnit", "ray::MapWorker(MapBatches(BuildShard))"])
-def test_killed_workers_are_replaced(undisturbed, tmp_path, part):
+def test_workers_killed_three_times(undisturbed, tmp_path, capsys, part):
     outcome, path = undisturbed
-    killer = Killer(part, 2)  # within the retries of any one piece of work
-    killer.start()
-    try:
-        on_ray(path, tmp_path / "runs")
-    finally:
-        killer.ended.set()
-        killer.join()
-    assert killer.killed
-    again = on_ray(path, tmp_path / "runs")
-    equal(again, outcome)
-    rows = stored(tmp_path / "runs")
-    assert rows["key"].n_unique() == len(rows) == COUNT
+    root = tmp_path / "runs"
+    with raying.Killer(part, 3) as killer:  # within the retries of any one piece of work
+        child = subprocess.Popen(
+            raying.command(path, root), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        _, said = child.communicate(timeout=600)
+    assert killer.killed == 3
+    with capsys.disabled():
+        print(
+            f"\n{part}: killed 3 times",
+            *(s for s in said.splitlines() if "goes on" in s),
+            sep="\n  ",
+        )
+    raying.assert_equal(raying.on_ray(path, root), outcome)
+    raying.assert_each_once(root, COUNT)
 
 
-def test_a_driver_killed_three_times(undisturbed, tmp_path):
+def test_a_driver_killed_three_times(undisturbed, tmp_path, capsys):
     outcome, path = undisturbed
-    root, before, dice = tmp_path / "runs", set(ray_processes()), random.Random(5)
+    root, dice, said = tmp_path / "runs", random.Random(5), []
     for _ in range(3):
-        child = subprocess.Popen(command(path, root), stderr=subprocess.DEVNULL)
-        time.sleep(dice.uniform(15, 45))
+        child = subprocess.Popen(raying.command(path, root), stderr=subprocess.PIPE, text=True)
+        # From the first worker's start on; each stage takes its share of the time.
+        raying.wait_for(child, lambda: raying.processes("ray::"))
+        time.sleep(dice.uniform(1, 25))
+        assert child.poll() is None
         child.send_signal(signal.SIGKILL)
-        child.wait()
-    equal(on_ray(path, root), outcome)
-    rows = stored(root)
-    assert rows["key"].n_unique() == len(rows) == COUNT
-    assert not none_left(before, 150)
+        said += [line for line in child.communicate()[1].splitlines() if "goes on" in line]
+    with capsys.disabled():
+        print("\ndriver killed 3 times", *said, sep="\n  ")
+    raying.assert_equal(raying.on_ray(path, root), outcome)
+    raying.assert_each_once(root, COUNT)
+    assert raying.none_left(150)
 
 
-def command(path, root):
-    code = "from raystitch.cli import main; main()"
-    return [sys.executable, "-c", code, "sweep", str(path), "--storage", str(root)]
-
-
-def test_ctrl_c_stores_what_is_finished_and_leaves_no_process(undisturbed, tmp_path):
+@pytest.mark.parametrize("stage", ["IRIs", "stitches"])
+def test_ctrl_c_stores_what_is_finished_and_leaves_no_process(undisturbed, tmp_path, stage):
     outcome, path = undisturbed
-    root, before = tmp_path / "runs", set(ray_processes())
-    child = subprocess.Popen(command(path, root), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 300
-    while child.poll() is None and time.monotonic() < deadline:
-        if any(Storage(root).states("small").glob("*.safetensors")):
-            break
-        time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
+    root = tmp_path / "runs"
+    # In a process group of its own, all of which gets the signal, as from a terminal.
+    child = subprocess.Popen(
+        raying.command(path, root), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    begun = {
+        "IRIs": lambda: any((root / "artifacts" / "iris").glob("*/part-*")),
+        "stitches": lambda: states(root),
+    }
+    raying.wait_for(child, begun[stage])
+    os.killpg(child.pid, signal.SIGINT)
     _, errors = child.communicate(timeout=120)
     assert child.returncode == 130, errors
     assert "Traceback" not in errors
     assert "Run the same command again" in errors
-    assert not none_left(before)
-    equal(sweeping.run(path, root), outcome)
+    assert raying.none_left()
+    raying.assert_equal(sweeping.run(path, root), outcome)
 
 
 TWO_NODES = """
@@ -129,7 +118,7 @@ def test_two_nodes_and_the_loss_of_one(undisturbed, tmp_path, lost):
 
     outcome, path = undisturbed
     cluster.make_token()
-    root, before = tmp_path / "runs", set(ray_processes())
+    root = tmp_path / "runs"
     # In a process group of its own: Ray ends the whole group of a cluster's process.
     nodes = subprocess.Popen(
         [sys.executable, "-c", TWO_NODES],
@@ -143,20 +132,18 @@ def test_two_nodes_and_the_loss_of_one(undisturbed, tmp_path, lost):
     try:
         address = nodes.stdout.readline().strip()
         child = subprocess.Popen(
-            [*command(path, root), "--address", address], stderr=subprocess.PIPE, text=True
+            raying.command(path, root, "--address", address), stderr=subprocess.PIPE, text=True
         )
-        while child.poll() is None:
-            if lost and any(Storage(root).states("small").glob("*.safetensors")):
-                nodes.stdin.write("remove\n")
-                nodes.stdin.flush()
-                break
-            time.sleep(0.02)
+        if lost:
+            raying.wait_for(child, lambda: states(root))
+            nodes.stdin.write("remove\n")
+            nodes.stdin.flush()
         _, errors = child.communicate(timeout=600)
         assert child.returncode == 0, errors
         assert "2 slots on cpu" in errors
+        assert ("lost, to be tried again" in errors) is lost
     finally:
         nodes.communicate("end\nend\n", timeout=60)
-    equal(sweeping.run(path, root), outcome)
-    rows = stored(root)
-    assert rows["key"].n_unique() == len(rows) == COUNT
-    assert not none_left(before, 90)
+    raying.assert_equal(sweeping.run(path, root), outcome)
+    raying.assert_each_once(root, COUNT)
+    assert raying.none_left(90)

@@ -14,6 +14,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 # Ray's agents wait so long for a head that is gone, when the driver was killed (60 s as it comes).
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Its C++ parts would write into the user's terminal; losses are told by us, with the worker's log.
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 # After its end, a stray call must not start another Ray.

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +28,18 @@ from raystitch.stitching.transforms import (
 
 DIVERGED = 1e3
 """A loss this many times above the larger of 1 and the first one is taken as diverged."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """T before any step, and its agreement in percent: the same whatever the cell's objective."""
+
+    weights: dict[str, Tensor]
+    agreement: float
+
+
+Starts = dict[tuple[str, str], Start]
+"""By end and end cut."""
 
 
 class CellFit:
@@ -53,14 +66,24 @@ class CellFit:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def start(self, training_positions: Tensor, held_out: Tensor) -> None:
-        """Give T its start, before any step. Raises `CellError`."""
+    def start(self, training_positions: Tensor, held_out: Tensor, starts: Starts) -> None:
+        """Give T its start, before any step. Raises `CellError`.
+
+        starts: what other cells of the unit have started from; this cell's is added.
+        """
         unit, training = self.unit, self.unit.training
         self.stitch = Stitch(unit.front_cut, self.job.end_cut).to(unit.device)
-        self._initialise(self.stitch, training_positions)
+        place = (self.job.end, self.job.end_cut.name)
+        if (known := starts.get(place)) is not None:
+            self.stitch.load_state_dict(known.weights)
+        else:
+            self._initialise(self.stitch, training_positions)
         self.loss_init = self._loss_over(held_out if len(held_out) else training_positions)
         self._check(self.loss_init)
-        self.agreement_init = self._scores()["agreement"]
+        if known is None:
+            weights = {name: value.clone() for name, value in self.stitch.state_dict().items()}
+            known = starts[place] = Start(weights, self._scores()["agreement"])
+        self.agreement_init = known.agreement
         self._equip(self.stitch, self.loss_init, training.lr)
 
     def resume(self, state: CellState) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raystitch.errors import CellError
 from raystitch.seeds import derive
-from raystitch.stitching.cell_fit import CellFit
+from raystitch.stitching.cell_fit import CellFit, Starts
 from raystitch.stitching.jobs import CellJob, Finished, UnitJob, labels_of
 from raystitch.stitching.state import CellState
 
@@ -43,6 +43,7 @@ class UnitFit:
 
     def start(self) -> Iterator[Finished]:
         """Give every cell its starting T; yields those that cannot even start."""
+        starts: Starts = {}
         for job in self.jobs:
             cell = CellFit(self.unit, job)
             try:
@@ -50,7 +51,7 @@ class UnitFit:
                     cell.resume(state)
                 else:
                     with cell.timed():
-                        cell.start(self.training_positions, self.held_out)
+                        cell.start(self.training_positions, self.held_out, starts)
             except CellError as error:
                 yield cell.failed(str(error))
             else:
