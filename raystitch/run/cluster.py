@@ -14,7 +14,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 # Ray's agents wait so long for a head that is gone, when the driver was killed (60 s as it comes).
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Its C++ parts would write into the user's terminal; losses are told by us, with the worker's log.
+# Ray's C++ parts write into the user's terminal; losses are told by us, with the worker's log.
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -32,7 +32,9 @@ import math
 import secrets
 import socket
 import stat
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,17 +130,22 @@ def _start(execution: Execution) -> None:
             f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: a Ray without a token lets anyone "
             "who reaches this machine run code on it. Unset RAY_AUTH_MODE, or pass --local."
         )
+    raylet: Any = ray._raylet
+    # Ray keeps its settings as they were when it was loaded, which may have been before this module.
+    raylet.Config.initialize("")
+    assert raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
     make_token()
     wanted = execution.threads * (execution.slots or 1)
     try:
-        ray.init(
-            address="local",
-            num_cpus=max(usable_cpus(), wanted),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _muted():
+            ray.init(
+                address="local",
+                num_cpus=max(usable_cpus(), wanted),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+            )
     except Exception as error:
         raise EngineError(
             f"Ray could not be started on this machine: {last_line(error)}. "
@@ -149,7 +156,8 @@ def _start(execution: Execution) -> None:
 def _join(address: str) -> None:
     try:
         _reach(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with _muted():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except Exception as error:
         raise EngineError(
             f"no Ray cluster could be joined at {address}: {last_line(error)}. See that it is up "
@@ -271,6 +279,20 @@ def _quieten() -> None:
     """Keep Ray's own log out of the user's terminal: losses are told by us, once."""
     for name in ("ray", "ray.data", "ray.tune", "ray._private"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _muted() -> Generator[None]:
+    """Let nothing onto the terminal meanwhile: Ray's C++ parts greet on the descriptor itself."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def last_line(error: BaseException) -> str:

@@ -175,7 +175,6 @@ def _once(
             num_cpus=cluster.cpus,
             num_gpus=cluster.gpus or None,
             # A worker that dies is started again; its row is not, it is told by its absence.
-            max_restarts=len(numbers),
             max_task_retries=0,
         )
     # Without prefetching, which holds a message back until the next one is there.
@@ -198,6 +197,6 @@ def _settings(execution: Execution) -> Generator[None]:
     context.max_errored_blocks = -1  # the others go on
     context.max_consecutive_actor_init_deaths = execution.retries
     with DataContext.current(context), warnings.catch_warnings():
-        # Ray would restart for ever. Another limit can only be given as Ray 2.64 will not have it.
+        # Ray would try a row for ever; the other limit can only be given in this way so far.
         warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
         yield
