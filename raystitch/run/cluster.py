@@ -130,8 +130,8 @@ def _start(execution: Execution) -> None:
             f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: a Ray without a token lets anyone "
             "who reaches this machine run code on it. Unset RAY_AUTH_MODE, or pass --local."
         )
-    raylet: Any = ray._raylet
-    # Ray keeps its settings as they were when it was loaded, which may have been before this module.
+    raylet: Any = vars(ray)["_raylet"]
+    # Ray keeps its settings as they were when it was loaded: perhaps before this module was.
     raylet.Config.initialize("")
     assert raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
     make_token()
