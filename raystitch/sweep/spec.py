@@ -129,10 +129,12 @@ class Execution(Settings):
         default=1.0, gt=0, le=1, description="GPUs that a worker takes: a fraction shares one."
     )
     retries: Whole = Field(
-        default=2, ge=0, description="Times that work is tried again when its worker is lost."
+        default=2,
+        ge=0,
+        description="Times that work is tried again that failed by something around it.",
     )
     progress_seconds: Whole = Field(
-        default=1800, ge=1, description="Stop with an error when no worker is heard for so long."
+        default=1800, ge=1, description="Seconds of silence after which a worker counts as hung."
     )
     state_seconds: Whole = Field(
         default=60, ge=0, description="Seconds between two savings of stitches in training."
