@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAINING = {**sweeping.SMALL["training"], "epochs": 25, "min_epochs": 25}
 # Eight shards of IRIs, so that some are left when workers are lost.
-IRIS = {**sweeping.SMALL["iris"], "steps": 1500, "tolerance": 0, "batch": 8}
+IRIS = {**sweeping.SMALL["iris"], "steps": 400, "tolerance": 0, "batch": 8}
 SWEEP = {
     "training": TRAINING,
     "iris": IRIS,
