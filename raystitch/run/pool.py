@@ -8,16 +8,18 @@ the pool may take every CPU of the cluster (beside such tasks it would wait for 
 from __future__ import annotations
 
 import json
+import threading
 import traceback
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext
+from ray.data._internal.execution.streaming_executor import StreamingExecutor
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
@@ -28,6 +30,9 @@ from raystitch.run.planning import Context
 from raystitch.run.watch import silent
 from raystitch.run.work import reason_of
 from raystitch.sweep.spec import Execution
+
+THREAD_SECONDS = 30.0
+"""Time for Ray Data's own thread to end with its dataset."""
 
 Values = dict[str, Any]
 """What a worker says, in JSON's types."""
@@ -178,12 +183,19 @@ def _once(
             max_task_retries=0,
         )
     # Without prefetching, which holds a message back until the next one is there.
-    tables: Iterable[Any] = dataset.iter_batches(
-        batch_size=None, batch_format="pyarrow", prefetch_batches=0
+    tables: Any = iter(
+        dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
     )
-    for table in tables:
-        for row in table.to_pylist():
-            yield row["number"], row["kind"], json.loads(row["values"])
+    try:
+        with closing(tables):
+            for table in tables:
+                for row in table.to_pylist():
+                    yield row["number"], row["kind"], json.loads(row["values"])
+    finally:
+        # Also on Ctrl-C: a thread of Ray Data that outlives Ray would end this process.
+        for thread in threading.enumerate():
+            if isinstance(thread, StreamingExecutor):
+                thread.join(THREAD_SECONDS)
 
 
 @contextmanager
