@@ -21,7 +21,7 @@ from raystitch.run.planning import Context, Plan, make_plan
 from raystitch.run.progress import Reporter, Stage
 from raystitch.run.runners import Start
 from raystitch.run.work import FailedRows, Left, ModelTask, Runner, UnitReport, UnitWork
-from raystitch.sweep.cells import units
+from raystitch.sweep.cells import Unit, units
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,23 @@ def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed
     there = [cell for cell in plan.pending if {cell.front_model, cell.end_model} <= set(made)]
     if left := len(plan.pending) - len(there):
         reporter.say(f"{left} cells stay pending: their networks cannot be used")
-    again = _failed_rows(plan) if retry_failed else frozenset()
-    work = [UnitWork(one, iri_set_of(one, context, made), again=again) for one in units(there)]
+    work = [
+        UnitWork(
+            one,
+            iri_set_of(one, context, made),
+            again=_failed_rows(plan, one) if retry_failed else frozenset(),
+        )
+        for one in units(there)
+    ]
     _forget_states(plan)
     failures = _iris(plan, work, runner, reporter)
     _stitches(plan, _ready(work, failures), runner, reporter)
 
 
-def _failed_rows(plan: Plan) -> FailedRows:
-    rows = plan.stored.frame.filter(pl.col("status") == "failed")
+def _failed_rows(plan: Plan, unit: Unit) -> FailedRows:
+    """Those of one unit: what travels to its worker."""
+    of_unit = (pl.col("status") == "failed") & (pl.col("unit") == unit.key)
+    rows = plan.stored.frame.filter(of_unit)
     return frozenset(rows.select("key", "finished_at").iter_rows())
 
 

@@ -8,18 +8,16 @@ the pool may take every CPU of the cluster (beside such tasks it would wait for 
 from __future__ import annotations
 
 import json
-import threading
 import traceback
 import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext
-from ray.data._internal.execution.streaming_executor import StreamingExecutor
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
@@ -30,9 +28,6 @@ from raystitch.run.planning import Context
 from raystitch.run.watch import silent
 from raystitch.run.work import reason_of
 from raystitch.sweep.spec import Execution
-
-THREAD_SECONDS = 30.0
-"""Time for Ray Data's own thread to end with its dataset."""
 
 Values = dict[str, Any]
 """What a worker says, in JSON's types."""
@@ -122,13 +117,13 @@ def through_pool(
     `EngineError` when nothing is heard for ``execution.progress_seconds``, every time.
     """
     retries = context.sweep.execution.retries
-    waiting = dict.fromkeys(range(len(work)))
-    losses: dict[int, Lost] = {}
+    numbers, losses = list(range(len(work))), dict[int, Lost]()
+    places: dict[int, Place] = {}
     for left in reversed(range(retries + 1)):
-        losses = {number: Lost(number, "its worker never began", "") for number in waiting}
-        places: dict[int, Place] = {}
+        losses = {number: Lost(number, "its worker never began", "") for number in numbers}
+        places.clear()
         try:
-            for number, kind, values in _once(list(waiting), work, worker, context, cluster):
+            for number, kind, values in _once(numbers, work, worker, context, cluster):
                 if kind == "began":
                     places[number] = Place(**{**values, "logs": tuple(values["logs"])})
                     losses[number] = Lost(number, f"its worker was lost on {places[number]}", "")
@@ -136,7 +131,7 @@ def through_pool(
                     reason = f"{values['reason']} (on {places.pop(number)})"
                     losses[number] = Lost(number, reason, values["story"])
                 elif kind == "done":
-                    del waiting[number], losses[number], places[number]
+                    del losses[number], places[number]
                     yield Done(number, values)
                 else:
                     yield Told(number, values)
@@ -146,8 +141,9 @@ def through_pool(
         except RayError as error:  # workers that died as they started, one after the other
             if not left:
                 raise EngineError(f"Ray Data gave up the {stage}: {last_line(error)}") from error
-        if not waiting:
+        if not losses:
             return
+        numbers = list(losses)
     yield from (_with_log(loss, places.get(number)) for number, loss in losses.items())
 
 
@@ -183,19 +179,12 @@ def _once(
             max_task_retries=0,
         )
     # Without prefetching, which holds a message back until the next one is there.
-    tables: Any = iter(
-        dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+    tables: Iterable[Any] = dataset.iter_batches(
+        batch_size=None, batch_format="pyarrow", prefetch_batches=0
     )
-    try:
-        with closing(tables):
-            for table in tables:
-                for row in table.to_pylist():
-                    yield row["number"], row["kind"], json.loads(row["values"])
-    finally:
-        # Also on Ctrl-C: a thread of Ray Data that outlives Ray would end this process.
-        for thread in threading.enumerate():
-            if isinstance(thread, StreamingExecutor):
-                thread.join(THREAD_SECONDS)
+    for table in tables:
+        for row in table.to_pylist():
+            yield row["number"], row["kind"], json.loads(row["values"])
 
 
 @contextmanager

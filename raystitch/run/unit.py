@@ -34,6 +34,7 @@ def run_unit(work: UnitWork, workshop: Workshop) -> Iterator[UnitReport]:
 class _UnitRun:
     def __init__(self, work: UnitWork, workshop: Workshop) -> None:
         self.work, self.unit, self.workshop = work, work.unit, workshop
+        self.cells = {cell.key: cell for cell in work.unit.cells}
         storage, name = workshop.context.storage, workshop.context.sweep.name
         self.store, self.states = CellStore(storage, name), StateStore(storage, name)
         self.every = workshop.context.sweep.execution.state_seconds
@@ -67,7 +68,7 @@ class _UnitRun:
         resumed = next((state.epochs for state in own.values()), None)
         for epoch in bench.run(cells, own):
             report = self._store(epoch.rows)
-            self._save_now_and_then(epoch.fit, cells)
+            self._save_now_and_then(epoch.fit)
             live = len(epoch.fit.live)
             yield replace(report, epoch=epoch.fit.epochs, live=live, resumed=resumed)
             resumed = None
@@ -99,8 +100,7 @@ class _UnitRun:
         """Store rows, forget the states of their cells, and say so."""
         if not rows:
             return self._report(rows)
-        by_key = {cell.key: cell for cell in self.unit.cells}
-        missing = {cell.key for cell in self._pending([by_key[row["key"]] for row in rows])}
+        missing = {cell.key for cell in self._pending([self.cells[row["key"]] for row in rows])}
         if new := [row for row in rows if row["key"] in missing]:
             self.store.write(new, self.unit.key)
         for row in rows:
@@ -123,12 +123,11 @@ class _UnitRun:
             agreement=row.get("agreement"),
         )
 
-    def _save_now_and_then(self, fit: UnitFit, cells: Sequence[Cell]) -> None:
+    def _save_now_and_then(self, fit: UnitFit) -> None:
         if not fit.epochs or time.monotonic() - self.saved < self.every:
             return
-        by_key = {cell.key: cell for cell in cells}
         for key, state in fit.capture().items():
-            self.states.save(key, self._digests(by_key[key]), state)
+            self.states.save(key, self._digests(self.cells[key]), state)
         self.saved = time.monotonic()
 
 
