@@ -20,6 +20,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 # After its end, a stray call must not start another Ray.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+# Large pages for what workers allocate.
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -27,6 +29,7 @@ os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
 # What is stored is the truth; Tune's own snapshots of the experiment are never read.
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
 
+import gc
 import logging
 import math
 import secrets
@@ -84,7 +87,14 @@ class Cluster:
 
     def close(self) -> None:
         """End the Ray of our own with all its processes, or leave the cluster as it was."""
-        ray.shutdown()
+        # Another thread's garbage collection may find references to Ray's objects meanwhile, and
+        # give them back to a Ray that is half gone: that would end this process.
+        gc.collect()
+        gc.freeze()
+        try:
+            ray.shutdown()
+        finally:
+            gc.unfreeze()
 
 
 def connect(context: Context, address: str | None, say: Say) -> Cluster:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import TypeVar
 
 from raystitch.cards import ModelCard
 from raystitch.run import iri_stage, model_stage, stitch_stage
@@ -12,24 +14,35 @@ from raystitch.run.planning import Context, Say
 from raystitch.run.splitting import split
 from raystitch.run.work import BuiltShard, Left, ModelTask, OnEpoch, OnReport, UnitWork
 
+Answer = TypeVar("Answer")
+
 
 class RayRunner:
     """Runs each stage on the slots of a cluster."""
 
     def __init__(self, context: Context, cluster: Cluster, say: Say) -> None:
         self.context, self.cluster, self.say = cluster.context(context), cluster, say
+        self.stages = ExitStack()
 
     def make_models(
         self, tasks: Sequence[ModelTask], on_epoch: OnEpoch
     ) -> Iterator[ModelCard | Left]:
-        return model_stage.make_models(tasks, self.context, self.cluster, on_epoch)
+        made = model_stage.make_models(tasks, self.context, self.cluster, on_epoch)
+        return self._begun(made)
 
     def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
-        return iri_stage.build_shards(specs, self.context, self.cluster)
+        return self._begun(iri_stage.build_shards(specs, self.context, self.cluster))
 
     def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         parts = split(work, self.context, self.cluster.slots)
-        return stitch_stage.run_units(parts, self.context, self.cluster, on_report, self.say)
+        left = stitch_stage.run_units(parts, self.context, self.cluster, on_report, self.say)
+        return self._begun(left)
+
+    def _begun(self, answers: Generator[Answer]) -> Iterator[Answer]:
+        return self.stages.enter_context(closing(answers))
 
     def close(self) -> None:
+        # A stage broken off by Ctrl-C still works in threads of Ray's, which end the process when
+        # Ray is gone under them.
+        self.stages.close()
         self.cluster.close()

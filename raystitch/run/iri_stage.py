@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from raystitch.errors import CellError
 from raystitch.run.cluster import Cluster
@@ -28,7 +28,7 @@ class BuildShard(PoolWorker):
 
 def build_shards(
     specs: Sequence[IriShardSpec], context: Context, cluster: Cluster
-) -> Iterator[BuiltShard]:
+) -> Generator[BuiltShard]:
     """Each shard, once it is stored; the shards of lost workers at the end."""
     # Neighbours share a front, so that an actor finds it among those it keeps.
     ordered = sorted(specs, key=lambda spec: (spec.iri_set.front_model, spec.iri_set.cut))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from raystitch.cards import ModelCard
 from raystitch.errors import RaystitchError
@@ -48,7 +48,7 @@ class MakeModel(PoolWorker):
 
 def make_models(
     tasks: Sequence[ModelTask], context: Context, cluster: Cluster, on_epoch: OnEpoch
-) -> Iterator[ModelCard | Left]:
+) -> Generator[ModelCard | Left]:
     """Each network's card, once it is stored and checked, or why it cannot be used."""
     for answer in through_pool("networks", tasks, MakeModel, context, cluster):
         model = tasks[answer.number].model

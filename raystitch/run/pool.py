@@ -110,7 +110,7 @@ def through_pool(
     worker: type[PoolWorker],
     context: Context,
     cluster: Cluster,
-) -> Iterator[Told | Done | Lost]:
+) -> Generator[Told | Done | Lost]:
     """What the workers say of each piece of work, by its number, as they say it.
 
     Work that failed by something around it is tried again ``execution.retries`` times. Raises
@@ -158,7 +158,7 @@ def _once(
     worker: type[PoolWorker],
     context: Context,
     cluster: Cluster,
-) -> Iterator[tuple[int, str, Values]]:
+) -> Generator[tuple[int, str, Values]]:
     """The messages of workers, each row given to one of them once."""
     size = min(cluster.slots, len(numbers))
     with _settings(context.sweep.execution):

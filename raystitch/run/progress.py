@@ -84,11 +84,9 @@ class _PlainStage:
             return
         self.last = now
         rate = self.done / max(now - self.began, 1e-9)
-        left = (self.total - self.done) / rate if rate else 0.0
-        parts = [
-            f"{self.name}: {self.done}/{self.total} {self.unit}",
-            f"{rate:.2f}/s",
-            f"{left:.0f} s left" if self.done < self.total else f"{now - self.began:.0f} s",
-            *([note] if note else []),
-        ]
-        self.reporter.say(", ".join(parts))
+        parts = [f"{self.name}: {self.done}/{self.total} {self.unit}"]
+        if self.done == self.total:
+            parts += [f"{rate:.2f}/s", f"{now - self.began:.0f} s"]
+        elif self.done:
+            parts += [f"{rate:.2f}/s", f"{(self.total - self.done) / rate:.0f} s left"]
+        self.reporter.say(", ".join([*parts, *([note] if note else [])]))

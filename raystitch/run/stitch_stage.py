@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ class _Heard(tune.Callback):
 
 def run_units(
     work: Sequence[UnitWork], context: Context, cluster: Cluster, on_report: OnReport, say: Say
-) -> Iterator[Left]:
+) -> Generator[Left]:
     """Train the units in their order, as slots come free; yields those that stay pending.
 
     Units that were lost are tried again when the others have ended: Tune would try them at once,
