@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Objective = Literal["hlm", "slm", "dm", "fula"]
-Protocol = Literal["standard", "invariance", "noise", "foreign"]
+Objective = Literal["hlm", "slm", "dm", "fula", "dm_lstsq", "identity"]
+Protocol = Literal["standard", "invariance", "noise", "foreign", "iris_front", "iris_end"]
+Control = Literal["class_noise"]
 RecipeName = Literal["standard", "robust", "untrained"]
 MarkerKind = Literal["pixel"]
 MarkerPlace = Literal["random", "per_class"]
@@ -21,7 +22,10 @@ Source = Literal["digits"]
 Preset = Literal["controlled", "published"]
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+TRAINED_OBJECTIVES: tuple[Objective, ...] = ("hlm", "slm", "dm", "fula")
+"""The four of the method; of the others T follows without any training step."""
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+CONTROLS: tuple[Control, ...] = get_args(Control)
 RECIPES: tuple[RecipeName, ...] = get_args(RecipeName)
 MARKER_KINDS: tuple[MarkerKind, ...] = get_args(MarkerKind)
 AUGMENTS: tuple[Augment, ...] = get_args(Augment)
@@ -35,5 +39,7 @@ CUT_SETS: tuple[str, ...] = ("blocks", "stages", "paper", "all")
 
 # Uniform noise has no labels, so hard label matching cannot be trained on it (method: protocols).
 UNLABELLED_PROTOCOLS: frozenset[Protocol] = frozenset({"noise"})
-# Protocols whose inputs are IRIs, of the front itself or of an untrained one.
-IRI_PROTOCOLS: frozenset[Protocol] = frozenset({"invariance", "foreign"})
+# Protocols that give IRIs to one side and their images to the other.
+ONE_SIDED_PROTOCOLS: frozenset[Protocol] = frozenset({"iris_front", "iris_end"})
+# Protocols that use IRIs, of the front itself or of an untrained one, on one side at least.
+IRI_PROTOCOLS: frozenset[Protocol] = frozenset({"invariance", "foreign", "iris_front", "iris_end"})

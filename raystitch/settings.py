@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from raystitch.names import (
+    Augment,
     Init,
     IriRule,
     MarkerKind,
@@ -133,10 +134,22 @@ class Recipe(RecipeFields):
 class Training(Settings):
     """How a stitch is trained. The defaults are the preset `controlled`."""
 
-    bn: Literal["eval"] = Field(
-        default="eval", description="Frozen halves run in evaluation mode: BatchNorm does not move."
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"dropout", "attack_share", "attack_eps", "attack_step", "attack_steps"}
     )
-    augment: Literal["none"] = Field(default="none", description="Images are used as they are.")
+
+    bn: Literal["eval", "batch"] = Field(
+        default="eval",
+        description="`eval`: BatchNorm does not move; `batch`: frozen halves train on batch "
+        "statistics, and private copies of their running statistics drift.",
+    )
+    dropout: bool = Field(
+        default=False, description="Dropout of the frozen halves is on while a stitch trains."
+    )
+    augment: Augment = Field(
+        default="none",
+        description="Random views of the images that a stitch trains on, one per image and epoch.",
+    )
     init: Init = Field(
         default="lstsq", description="Start: least squares, the layer's own, or identity."
     )
@@ -152,6 +165,19 @@ class Training(Settings):
     weight_decay: Real = Field(
         default=1e-4, ge=0, description="Coupled L2 weight decay, bias included."
     )
+    attack_share: Real = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of each batch replaced by PGD images against the stitched network.",
+    )
+    attack_eps: Real = Field(
+        default=8 / 255, ge=0, le=1, description="… their L∞ bound, in pixels of [0, 1] …"
+    )
+    attack_step: Real = Field(
+        default=2 / 255, ge=0, le=1, description="… the size of a step, in pixels …"
+    )
+    attack_steps: Whole = Field(default=10, ge=1, description="… and the number of steps.")
     batch: Whole = Field(default=128, ge=1, description="Images per step.")
     drop_last: bool = Field(
         default=False, description="Leave out each epoch's last, smaller batch."
@@ -179,6 +205,12 @@ class Training(Settings):
         lt=1,
         description="Plateau: share of the cell's own inputs kept for its curve.",
     )
+
+    @property
+    def live(self) -> bool:
+        """Whether the frozen halves answer anew for every batch: nothing can be kept."""
+        changing = self.bn == "batch" or self.dropout or self.augment != "none"
+        return changing or self.attack_share > 0
 
     def held_out_of(self, images: int) -> int:
         """How many of so many own inputs are kept for the curve."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ def unit(training=None, front=None, end=None, seed=0, labelled=True, budget=1):
     return job, end
 
 
-def jobs(end, objectives=names.OBJECTIVES, cut=END):
+def jobs(end, objectives=names.TRAINED_OBJECTIVES, cut=END):
     return [CellJob(o, o, "end", cut, ("j", "k"), end) for o in objectives]
 
 
@@ -112,7 +113,7 @@ def test_both_networks_are_bit_equal_after_any_fit(schedule):
         assert all(parameter.grad is None for parameter in net.parameters())
 
 
-@pytest.mark.parametrize("objective", names.OBJECTIVES)
+@pytest.mark.parametrize("objective", names.TRAINED_OBJECTIVES)
 def test_training_lowers_its_own_objective(objective):
     job, end = unit(Training(batch=16, init="random", epochs=40, min_epochs=40))
     outcome = run(job, jobs(end, [objective]))[objective]
@@ -126,7 +127,7 @@ def test_training_lowers_its_own_objective(objective):
 def test_a_cell_does_not_depend_on_which_others_are_in_the_unit():
     job, end = unit()
     together = run(job, jobs(end))
-    for objective in names.OBJECTIVES:
+    for objective in names.TRAINED_OBJECTIVES:
         alone = run(job, jobs(end, [objective]))[objective]
         assert alone.curve == together[objective].curve
         assert alone.scores == together[objective].scores
@@ -143,7 +144,7 @@ def _pair(made, objective):
     return job, jobs(end, [objective])
 
 
-@pytest.mark.parametrize("objective", names.OBJECTIVES)
+@pytest.mark.parametrize("objective", names.TRAINED_OBJECTIVES)
 @pytest.mark.parametrize("init", ["lstsq", "identity"])
 def test_a_network_stitched_to_itself_answers_as_itself(objective, init):
     net = Net(4, 0)
@@ -155,6 +156,41 @@ def test_a_network_stitched_to_itself_answers_as_itself(objective, init):
     if objective != "hlm":
         assert outcome.loss_init == pytest.approx(0, abs=1e-5)
         assert outcome.scores["agreement"] == pytest.approx(100, abs=0.1)
+
+
+def test_least_squares_is_the_closed_form_over_all_training_inputs():
+    job, end = unit(Training(schedule="step", batch=16, init="random"))
+    outcome = run(job, jobs(end, ["dm_lstsq"]))["dm_lstsq"]
+    positions = torch.arange(60)
+    rows = job.front.own(positions).activations["front"].permute(0, 2, 3, 1).reshape(-1, 4)
+    wanted = job.ends["end"].own(positions).activations["j"].permute(0, 2, 3, 1).reshape(-1, 5)
+    columns = torch.cat([rows, torch.ones(len(rows), 1)], 1).double().numpy()
+    solution = np.linalg.lstsq(columns, wanted.double().numpy(), rcond=None)[0]
+    found = torch.cat([outcome.stitch.weight.T, outcome.stitch.bias[None]]).detach().numpy()
+    np.testing.assert_allclose(found, solution, atol=1e-5)
+    assert (outcome.epochs, outcome.steps, outcome.stop_reason) == (0, 0, "untrained")
+    # Nothing that training could find is nearer in the mean of squares.
+    trained = run(job, jobs(end, ["dm"]))["dm"]
+    error = {
+        key: (one.stitch(job.front.own(positions).activations["front"]) - _end(job)).square().sum()
+        for key, one in (("lstsq", outcome), ("dm", trained))
+    }
+    assert error["lstsq"] <= error["dm"]
+
+
+def _end(job):
+    return job.ends["end"].own(torch.arange(60)).activations["j"]
+
+
+def test_identity_is_never_trained():
+    net = Net(4, 0)
+    job, _ = unit(Training(batch=16), net, net)
+    outcome = run(job, jobs(net, ["identity"], replace(FRONT, name="j")))["identity"]
+    assert torch.equal(outcome.stitch.weight, torch.eye(4))
+    assert outcome.scores["agreement"] == pytest.approx(100, abs=1e-4)
+    assert outcome.steps == 0
+    job, end = unit()
+    assert "equal shapes" in run(job, jobs(end, ["identity"]))["identity"].error
 
 
 def test_a_cell_that_diverges_fails_with_its_reason_and_the_others_end():
@@ -270,7 +306,7 @@ def test_a_fit_that_goes_on_from_its_state_gives_the_same_numbers(schedule):
         for _ in range(stop_after):
             ended |= {found.key for found in fit.epoch()}
         states = fit.capture()
-        assert set(states) == set(names.OBJECTIVES) - ended
+        assert set(states) == set(names.TRAINED_OBJECTIVES) - ended
         again = UnitFit(job, jobs(end, states), states)
         outcomes = {found.key: found for found in again.start()}
         while again.live:

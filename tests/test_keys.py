@@ -55,7 +55,18 @@ def test_later_fields_at_their_default_are_left_out():
 
 def test_no_field_of_the_first_release_is_later():
     for model in (Training, Recipe, Marker):
-        assert set(dump(model())) == set(model.model_fields)
+        assert set(dump(model())) == set(model.model_fields) - model.later
+    assert Training.later == {
+        *("dropout", "attack_share", "attack_eps", "attack_step", "attack_steps")
+    }
+
+
+def test_later_fields_enter_the_key_once_they_are_used():
+    plain = keys.dump_training(Training())
+    assert keys.dump_training(Training(attack_steps=3)) == plain
+    assert keys.dump_training(Training(dropout=True)) == {**plain, "dropout": True}
+    attacked = keys.dump_training(Training(attack_share=0.5, attack_steps=3))
+    assert attacked == {**plain, "attack_share": 0.5, "attack_steps": 3}
 
 
 def test_recipes_hold_only_what_they_use():

@@ -12,6 +12,7 @@ def test_the_protocols_are_those_that_users_write():
     assert unlabelled == names.UNLABELLED_PROTOCOLS
     of_iris = {n for n, rule in PROTOCOLS.items() if rule.inputs in ("front", "untrained")}
     assert of_iris == names.IRI_PROTOCOLS
+    assert {n for n, rule in PROTOCOLS.items() if rule.real} == names.ONE_SIDED_PROTOCOLS
 
 
 def test_noise_is_uniform_and_each_image_its_own():

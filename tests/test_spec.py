@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 import planning
+from raystitch.names import PROTOCOLS
 from raystitch.settings import Iris, Recipe, Settings, Training
+from raystitch.sweep.limits import limited
 from raystitch.sweep.presets import PRESETS
 from raystitch.sweep.sentences import MODELS
-from raystitch.sweep.spec import Sweep, limited, schema
+from raystitch.sweep.spec import Sweep, schema
 from raystitch.sweep.zoo_entry import ZooEntry
 
 SWEEP_MODULES = sorted(
@@ -73,10 +75,35 @@ def test_the_published_preset_is_the_published_column():
     assert (made.iris.keep, made.iris.rounding) == ("last", "truncate")
 
 
-@pytest.mark.parametrize("written", [{}, {"bn": "eval"}, {"augment": "none"}])
-def test_the_published_preset_asks_to_be_told_what_it_cannot_do(written: dict[str, str]):
-    with pytest.raises(ValidationError, match=r"bn: batch.*augmented.*cannot do.*bn: eval, aug"):
-        planning.sweep(preset="published", training=written)
+def test_published_treats_the_standard_protocol_in_its_own_way():
+    made = planning.sweep(preset="published")
+    assert made.training.bn == "eval"
+    own = made.training_under("standard")
+    assert (own.bn, own.dropout, own.augment) == ("batch", True, "flip_crop")
+    assert own.epochs == 30
+    assert made.training_under("invariance") == made.training
+    other = planning.sweep(preset="published", training_of={"standard": {"augment": "none"}})
+    assert other.training_under("standard").augment == "none"
+    assert other.training_under("standard").bn == "batch"
+
+
+def test_a_variant_changes_what_it_writes_alone():
+    made = planning.sweep(
+        training={"lr": 0.5},
+        training_of={"standard": {"bn": "batch"}},
+        variants={
+            "slow": {"training": {"lr": 0.1}, "budget": 4},
+            "still": {"training_of": {"standard": {"bn": "eval"}, "noise": {"lr": 0.2}}},
+        },
+    )
+    slow, still = made.varied("slow"), made.varied("still")
+    assert (slow.training.lr, slow.budget) == (0.1, 4)
+    assert slow.training_under("standard").bn == "batch"
+    assert still.training_under("standard") == Training(lr=0.5)
+    assert still.training_under("noise").lr == 0.2
+    assert made.varied(None) is made
+    fewer = limited(made, 3)
+    assert fewer.varied("slow").training_under("standard").epochs == 3
 
 
 def test_fields_under_a_preset_override_it():
@@ -89,8 +116,11 @@ def test_fields_under_a_preset_override_it():
 
 def test_presets_name_only_fields_that_there_are():
     for blocks in PRESETS.values():
-        assert set(blocks["training"]) <= set(Training.model_fields)
-        assert set(blocks["iris"]) <= set(Iris.model_fields)
+        assert set(blocks.get("training", {})) <= set(Training.model_fields)
+        assert set(blocks.get("iris", {})) <= set(Iris.model_fields)
+        for protocol, fields in blocks.get("training_of", {}).items():
+            assert protocol in PROTOCOLS
+            assert set(fields) <= set(Training.model_fields)
 
 
 def test_a_zoo_entry_gives_its_recipe():

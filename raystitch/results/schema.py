@@ -44,6 +44,8 @@ _IDENTITY = {
     "data": Column(_TEXT, "Source of the images, as `digits`."),
     "stitch_marker": Column(_TEXT, "Model whose marker the stitch's images carry; null: none."),
     "test_marker": Column(_TEXT, "Model whose marker the test images carry; null: none."),
+    "control": Column(_TEXT, "What stands in for the front's activation; null: nothing."),
+    "variant": Column(_TEXT, "Variant of the sweep's settings; null: as they are."),
     "preset": Column(_TEXT, "Preset the training settings start from."),
     "budget": Column(_INT, "Multiple of the epochs allowed; more than 1 is a control."),
     "front_digest": Column(_TEXT, "SHA-256 of the front's parameters and buffers."),
@@ -111,7 +113,7 @@ METRICS: tuple[str, ...] = (*_FIGURES, "epochs", "steps", "seconds")
 
 PLACE: tuple[str, ...] = (
     *("front_model", "end_model", "front_cut", "end_cut"),
-    *("stitch_marker", "test_marker", "data", "preset", "budget"),
+    *("stitch_marker", "test_marker", "control", "variant", "data", "preset", "budget"),
     *("objective", "protocol", "seed"),
 )
 """Columns that say where a cell stands among the others of its sweep: the axes of a tensor."""

@@ -24,7 +24,10 @@ MARGIN = 5.0
 
 REAL, NOISE, NO_CONTROL = "real", "noise", "no control"
 
-PAIR = ("front_model", "end_model", "stitch_marker", "test_marker", "data", "preset", "budget")
+PAIR = (
+    *("front_model", "end_model", "stitch_marker", "test_marker", "control", "variant"),
+    *("data", "preset", "budget"),
+)
 CUTS = ("front_cut", "front_cut_index", "end_cut", "end_cut_index")
 
 
@@ -242,12 +245,15 @@ def _cut_label(row: dict[str, str]) -> str:
 
 
 def _titles(frame: pl.DataFrame) -> list[str]:
-    """The pair of each row; data, preset and budget are told only where they vary."""
-    varying = [name for name in ("data", "preset", "budget") if frame[name].n_unique() > 1]
+    """The pair of each row; variant, data, preset and budget are told only where they vary."""
+    told = ("variant", "data", "preset", "budget")
+    varying = [name for name in told if frame[name].n_unique() > 1]
     titles = list[str]()
     for row in frame.iter_rows(named=True):
         stitch, test = row["stitch_marker"], row["test_marker"]
-        notes = [f"{name} {row[name]}" for name in varying]
+        notes = [f"{name} {row[name]}" for name in varying if row[name] is not None]
+        if row["control"] is not None:
+            notes.insert(0, f"front: {row['control']}")
         if stitch or test:
             both = f"marker of {stitch}"
             apart = f"stitch marker {stitch or 'none'}, test marker {test or 'none'}"

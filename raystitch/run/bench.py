@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,21 +12,30 @@ from torch import Tensor
 
 from raystitch import __version__
 from raystitch.data.images import LabelledImages
+from raystitch.names import Augment
 from raystitch.run.activations import ByteBudget, Network, answers
 from raystitch.run.iri_sets import read_set, set_figures
 from raystitch.run.iri_specs import IriSetSpec
 from raystitch.run.workshop import Workshop
-from raystitch.stitching.evaluate import answer_scores
+from raystitch.stitching.controls import ClassNoise
+from raystitch.stitching.evaluate import Answers, answer_scores
 from raystitch.stitching.fit import UnitFit
 from raystitch.stitching.jobs import CellJob, Finished, Side, UnitJob
+from raystitch.stitching.live import Images, Live, LiveHalf
 from raystitch.stitching.objectives import Answer
 from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell, Unit
 from raystitch.sweep.keys import canonical
-from raystitch.zoo.cuts import CutNetwork
+from raystitch.zoo.augment import augment
+from raystitch.zoo.cuts import CutNetwork, Front, Tail
+from raystitch.zoo.modes import private_copy
+from raystitch.zoo.pixels import to_unit
 
 Row = dict[str, Any]
+Half = TypeVar("Half", Front, Tail)
+
+SIDES = ("front", "end")
 
 
 def failed_rows(cells: Sequence[Cell], reason: str, workshop: Workshop) -> list[Row]:
@@ -51,12 +60,15 @@ class Bench:
 
     def __init__(self, unit: Unit, iri_set: IriSetSpec | None, workshop: Workshop) -> None:
         self.unit, self.workshop = unit, workshop
+        self.sweep = workshop.context.sweep.varied(unit.variant)
+        self.training = self.sweep.training_under(unit.protocol)
+        self.rule = PROTOCOLS[unit.protocol]
         self.front = workshop.cut_network(unit.front_model)
         self.front_cut = workshop.context.card_of(unit.front_model).cut(unit.front_cut)
         self.real = workshop.stitch_images(unit.stitch_marker)
         self.figures: Row = {}
         self.own = self._own(iri_set)
-        self.labelled = PROTOCOLS[unit.protocol].labelled
+        self.inputs = {side: self.real if self.rule.real == side else self.own for side in SIDES}
 
     def run(self, cells: Sequence[Cell], states: Mapping[str, CellState]) -> Iterator[Epoch]:
         """Train these cells, which share their test images and the epoch they stand at.
@@ -64,16 +76,21 @@ class Bench:
         states: by key, of all of them or of none. Yields after the start and after every epoch.
         """
         (test_marker,) = {cell.test_marker for cell in cells}
-        budget = ByteBudget(self.workshop.context.sweep.execution.activation_bytes)
+        budget = ByteBudget(self.sweep.execution.activation_bytes)
         test = self.workshop.test_images(test_marker)
-        front = self._front_side(test, budget)
+        whole = answers(
+            _observed(self.front, (self.front_cut.name,)), test.images, self.workshop.device, budget
+        )
+        half = self._private(self.front.front(self.front_cut.name))
+        front = self._front_side(half, test, whole, budget)
         ends = {cell.end_model: cell for cell in cells}
         sides = {model: self._end_side(model, cells, test, budget) for model in ends}
         test_labels = torch.from_numpy(test.labels)
-        unit_job = self._job(front, sides, test_labels)
+        live = self._live(half, cells) if self.training.live else None
+        unit_job = self._job(front, sides, test_labels, live)
         fit = UnitFit(unit_job, [self._cell_job(c) for c in cells], states)
         shared = {
-            "accuracy_front": answer_scores(front.test, front.test, test_labels)["accuracy"],
+            "accuracy_front": self._accuracy_front(whole, test_labels),
             "test_images": len(test),
             **self.figures,
         }
@@ -87,9 +104,15 @@ class Bench:
         while fit.live:
             yield Epoch(fit, rows(fit.epoch()))
 
+    def _accuracy_front(self, whole: Answers, test_labels: Tensor) -> float | None:
+        """None where something stands in for the front."""
+        if self.unit.control is not None:
+            return None
+        return answer_scores(whole, whole, test_labels)["accuracy"]
+
     def _own(self, iri_set: IriSetSpec | None) -> LabelledImages:
         """The inputs that the protocol says."""
-        inputs = PROTOCOLS[self.unit.protocol].inputs
+        inputs = self.rule.inputs
         if inputs == "real":
             return self.real
         if inputs == "noise":
@@ -105,47 +128,106 @@ class Bench:
         }
         return shard.images
 
-    def _front_side(self, test: LabelledImages, budget: ByteBudget) -> Side:
-        device, cut = self.workshop.device, self.front_cut.name
-        front = self.front.front(cut)
+    def _private(self, half: Half) -> Half:
+        """The half itself, or a copy of it where training could move it."""
+        training = self.training
+        if training.dropout:
+            for network in (self.front, *map(self.workshop.cut_network, self._ends())):
+                network.check_dropout()
+        return private_copy(half) if training.bn == "batch" or training.dropout else half
 
-        def activation(images: Tensor) -> Answer:
-            return Answer({cut: front(images)})
+    def _ends(self) -> list[str]:
+        return list(dict.fromkeys(cell.end_model for cell in self.unit.cells))
 
-        real_start = self.workshop.context.sweep.training.init_images == "real"
+    def _front_side(
+        self, half: Front, test: LabelledImages, whole: Answers, budget: ByteBudget
+    ) -> Side:
+        """whole: what the whole front answers on the test images, its cut among it."""
+        device, own = self.workshop.device, self.inputs["front"]
+        if self.unit.control is not None:
+            seed, cut = self.unit.seed, self.front_cut
+            stands_in = ClassNoise(cut, own.labels, own.index, seed, "own", device)
+            return Side(
+                stands_in,
+                ClassNoise(cut, test.labels, test.index, seed, "test", device),
+                stands_in if self._real_start() else None,
+            )
+        answer = self._activation(half)
+        drifts = self.training.bn == "batch"
+        budget = ByteBudget(0) if drifts else budget
         return Side(
-            answers(activation, self.own.images, device, budget),
-            answers(_observed(self.front, (cut,)), test.images, device, budget),
-            answers(activation, self.real.images, device, budget) if real_start else None,
+            answers(answer, own.images, device, budget),
+            answers(answer, test.images, device, budget) if drifts else whole,
+            answers(answer, self.real.images, device, budget) if self._real_start() else None,
         )
+
+    def _activation(self, half: Front) -> Network:
+        return lambda images: Answer({self.front_cut.name: half(images)})
+
+    def _real_start(self) -> bool:
+        return self.training.init_images == "real"
 
     def _end_side(
         self, model: str, cells: Sequence[Cell], test: LabelledImages, budget: ByteBudget
     ) -> Side:
-        of_end = [cell for cell in cells if cell.end_model == model]
-        taps = dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts))
-        network = _observed(self.workshop.cut_network(model), tuple(taps))
+        network = _observed(self.workshop.cut_network(model), _taps(model, cells))
         plain = _observed(self.workshop.cut_network(model), ())
         device = self.workshop.device
-        real_start = self.workshop.context.sweep.training.init_images == "real"
         return Side(
-            answers(network, self.own.images, device, budget),
+            answers(network, self.inputs["end"].images, device, budget),
             answers(plain, test.images, device, budget),
-            answers(network, self.real.images, device, budget) if real_start else None,
+            answers(network, self.real.images, device, budget) if self._real_start() else None,
         )
 
-    def _job(self, front: Side, ends: Mapping[str, Side], test_labels: Tensor) -> UnitJob:
-        sweep = self.workshop.context.sweep
+    def _live(self, half: Front, cells: Sequence[Cell]) -> Live:
+        """The halves on training batches, the front's the one that is scored too."""
+        ends: dict[str, LiveHalf] = {}
+        for model in dict.fromkeys(cell.end_model for cell in cells):
+            taps = _taps(model, cells)
+            observer = self._private(self.workshop.cut_network(model).observer(taps))
+            ends[model] = LiveHalf(observer, _answering(observer, taps))
+        front_images = self._views("front")
+        same = self.inputs["front"] is self.inputs["end"]
+        return Live(
+            front_images,
+            front_images if same else self._views("end"),
+            LiveHalf(half, self._activation(half)),
+            ends,
+            self.training,
+            self.unit.seed,
+        )
+
+    def _views(self, side: str) -> Images:
+        """The inputs of a side as training sees them; markers lie on top of random views."""
+        device, given = self.workshop.device, self.inputs[side]
+        marker = self.workshop.marker(self.unit.stitch_marker) if given is self.real else None
+        plain = self.workshop.stitch_images(None) if marker is not None else given
+
+        def images(positions: Tensor, kind: Augment, generator: torch.Generator) -> Tensor:
+            chosen = positions.numpy()
+            if kind == "none" or marker is None:
+                return augment(to_unit(given.images[chosen], device), kind, generator)
+            views = augment(to_unit(plain.images[chosen], device), kind, generator)
+            places = np.random.default_rng(generator.initial_seed())
+            pixels = (views * 255).round().to(torch.uint8).cpu().numpy()
+            return to_unit(marker.paste(pixels, given.labels[chosen], places), device)
+
+        return images
+
+    def _job(
+        self, front: Side, ends: Mapping[str, Side], test_labels: Tensor, live: Live | None
+    ) -> UnitJob:
         return UnitJob(
             self.front_cut,
             front,
             ends,
-            torch.from_numpy(self.own.labels) if self.labelled else None,
+            torch.from_numpy(self.own.labels) if self.rule.labelled else None,
             test_labels,
-            sweep.training,
-            sweep.budget,
+            self.training,
+            self.sweep.budget,
             self.unit.seed,
             self.workshop.device,
+            live,
         )
 
     def _cell_job(self, cell: Cell) -> CellJob:
@@ -156,7 +238,7 @@ class Bench:
             cell.end_model,
             self.workshop.context.card_of(cell.end_model).cut(cell.end_cut),
             cell.fula_cuts,
-            network.tail(cell.end_cut, cell.fula_cuts),
+            self._private(network.tail(cell.end_cut, cell.fula_cuts)),
         )
 
     def _backward(self, model: str) -> float | None:
@@ -183,10 +265,18 @@ class Bench:
         }
 
 
+def _taps(model: str, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The cuts that the cells of one end compare."""
+    of_end = [cell for cell in cells if cell.end_model == model]
+    return tuple(dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts)))
+
+
 def _observed(network: CutNetwork, taps: tuple[str, ...]) -> Network:
     """The whole network as a function of images that answers at these cuts."""
-    observer = network.observer(taps)
+    return _answering(network.observer(taps), taps)
 
+
+def _answering(observer: Tail, taps: tuple[str, ...]) -> Network:
     def answer(images: Tensor) -> Answer:
         logits, activations = observer.observe(images)
         return Answer(dict(zip(taps, activations, strict=True)), logits)
@@ -196,10 +286,11 @@ def _observed(network: CutNetwork, taps: tuple[str, ...]) -> Network:
 
 def _identity(cell: Cell, workshop: Workshop) -> Row:
     """A row's columns that say which cell it is and what ran it."""
-    sweep = workshop.context.sweep
+    sweep = workshop.context.sweep.varied(cell.variant)
     names = (
         *("key", "unit", "front_model", "front_cut", "front_cut_index", "end_model", "end_cut"),
         *("end_cut_index", "objective", "protocol", "seed", "stitch_marker", "test_marker"),
+        *("control", "variant"),
     )
     return {
         **{name: getattr(cell, name) for name in names},

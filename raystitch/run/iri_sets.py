@@ -19,7 +19,7 @@ def build_shard(spec: IriShardSpec, workshop: Workshop) -> float:
 
     Raises `CellError` where an image's activation is zero.
     """
-    iri_set, iris = spec.iri_set, workshop.context.sweep.iris
+    iri_set, iris = spec.iri_set, spec.iri_set.iris
     network = workshop.twin if iri_set.twin else workshop.cut_network
     front = network(iri_set.front_model).front(iri_set.cut)
     images = workshop.stitch_images(iri_set.stitch_marker)

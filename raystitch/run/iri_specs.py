@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from raystitch.data.shards import is_valid
 from raystitch.names import IRI_PROTOCOLS
 from raystitch.run.planning import Context
+from raystitch.settings import Iris
 from raystitch.stitching.protocols import PROTOCOLS
 from raystitch.sweep.cells import Unit
 from raystitch.sweep.keys import content_key, iri_front, iri_identity
@@ -29,6 +30,7 @@ class IriSetSpec:
     """One set of IRIs: its key and what it is made from.
 
     front_model: the front, or the network whose untrained twin is the front (``twin``).
+    iris: how its IRIs are made.
     digest: of the front's stored weights, so that shards of another training do not count;
     `UNTRAINED` for a front that was never trained.
     """
@@ -39,6 +41,7 @@ class IriSetSpec:
     cut: str
     stitch_marker: str | None
     seed: int
+    iris: Iris
     digest: str
 
     def metadata(self) -> dict[str, str]:
@@ -73,6 +76,7 @@ def iri_set_of(unit: Unit, context: Context, digests: Mapping[str, str]) -> IriS
         unit.front_cut,
         unit.stitch_marker,
         unit.seed,
+        context.sweep.varied(unit.variant).iris,
         # A network of the zoo that is untrained itself may share this set with another's twin.
         UNTRAINED if front.get("recipe", {}).get("name") == "untrained" else digest,
     )
@@ -82,7 +86,7 @@ def shard_specs(iri_set: IriSetSpec, context: Context) -> list[IriShardSpec]:
     """All shards of a set."""
     wanted = context.sweep.stitch_images
     count = context.facts.train if wanted is None else min(wanted, context.facts.train)
-    size = SHARD_BATCHES * context.sweep.iris.batch
+    size = SHARD_BATCHES * iri_set.iris.batch
     return [
         IriShardSpec(iri_set, part, part * size, min(count, (part + 1) * size))
         for part in range(math.ceil(count / size))

@@ -21,12 +21,14 @@ from raystitch.data.sources import SourceFacts
 from raystitch.errors import Fault, RaystitchError, StorageError
 from raystitch.files import write_text
 from raystitch.results.store import CellStore, Reading, Storage
+from raystitch.settings import Training
 from raystitch.sweep.cells import Cell, Status, Unit, units
 from raystitch.sweep.keys import Identity, content_key
+from raystitch.sweep.limits import limited
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.read import card_faults, read_sweep, require
 from raystitch.sweep.resume import pending, subtract
-from raystitch.sweep.spec import Sweep, limited
+from raystitch.sweep.spec import Sweep
 
 CARD_VERSION = 1
 """Part of a stored card's key: raised when cards of the same network come out otherwise."""
@@ -115,13 +117,17 @@ class Plan:
     def places(self) -> pl.DataFrame:
         """Where each planned cell stands among the others: what results are laid out by."""
         sweep = self.context.sweep
-        same = {"data": sweep.data.source, "preset": sweep.preset, "budget": sweep.budget}
+        same = {"data": sweep.data.source, "preset": sweep.preset}
+        budgets = {name: sweep.varied(name).budget for name in (None, *sweep.variants)}
         names = (
             *("key", "front_model", "end_model", "front_cut", "end_cut", "front_cut_index"),
-            *("end_cut_index", "stitch_marker", "test_marker", "objective", "protocol", "seed"),
+            *("end_cut_index", "stitch_marker", "test_marker", "control", "variant"),
+            *("objective", "protocol", "seed"),
         )
         columns = {name: [getattr(cell, name) for cell in self.cells] for name in names}
-        text = {"stitch_marker": pl.String, "test_marker": pl.String}
+        columns["budget"] = [budgets[cell.variant] for cell in self.cells]
+        optional = ("stitch_marker", "test_marker", "control", "variant")
+        text: dict[str, Any] = dict.fromkeys(optional, pl.String)
         frame = pl.DataFrame(columns, schema_overrides=text)
         return frame.with_columns(**{name: pl.lit(value) for name, value in same.items()})
 
@@ -230,12 +236,18 @@ def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fa
         # All of them is the same images as not asking: one key.
         changes[field] = taken if taken < there else None
     sweep = sweep.model_copy(update=changes)
-    return sweep, [*faults, *_batch_faults(sweep, sweep.stitch_images or facts.train)]
+    trainings = (
+        sweep.varied(variant).training_under(protocol)
+        for variant in (None, *sweep.variants)
+        for protocol in sweep.protocols
+    )
+    images = sweep.stitch_images or facts.train
+    found = (fault for training in trainings for fault in _batch_faults(training, images))
+    return sweep, [*faults, *dict.fromkeys(found)]
 
 
-def _batch_faults(sweep: Sweep, images: int) -> Iterator[Fault]:
+def _batch_faults(training: Training, images: int) -> Iterator[Fault]:
     """A fault where an epoch over so many stitch images would have no batch."""
-    training = sweep.training
     held = training.held_out_of(images)
     least = training.batch if training.drop_last else 1
     if images - held < least:

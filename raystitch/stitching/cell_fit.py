@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raystitch.errors import CellError
+from raystitch.names import Init
 from raystitch.seeds import derive
 from raystitch.stitching.evaluate import stitched_scores
-from raystitch.stitching.jobs import CellJob, Finished, UnitJob, labels_of
+from raystitch.stitching.jobs import CellJob, Finished, Tail, UnitJob, labels_of
+from raystitch.stitching.live import Step
 from raystitch.stitching.objectives import OBJECTIVES, Answer
 from raystitch.stitching.schedules import SCHEDULES
 from raystitch.stitching.state import CellState, adam_tensors, load_adam
@@ -25,6 +28,10 @@ from raystitch.stitching.transforms import (
     start_lstsq,
     start_random,
 )
+from raystitch.zoo.attacks import pgd
+from raystitch.zoo.modes import drifted
+
+Result = TypeVar("Result")
 
 DIVERGED = 1e3
 """A loss this many times above the larger of 1 and the first one is taken as diverged."""
@@ -38,8 +45,26 @@ class Start:
     agreement: float
 
 
-Starts = dict[tuple[str, str], Start]
-"""By end and end cut."""
+Starts = dict[tuple[str, str, Init], Start]
+"""By end, end cut and kind of start, where all own inputs of training are drawn from."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step works on.
+
+    activation: of the front; targets: by end; labels: (batch,) or None. step: where views or modes
+    change; with attacked images it is all there is.
+    """
+
+    activation: Tensor | None
+    targets: Mapping[str, Answer]
+    labels: Tensor | None
+    step: Step | None = None
+
+
+UNTRAINED = "untrained"
+"""The `stop_reason` of an objective that takes no step."""
 
 
 class CellFit:
@@ -48,6 +73,7 @@ class CellFit:
     def __init__(self, unit: UnitJob, job: CellJob) -> None:
         self.unit, self.job = unit, job
         self.rule = OBJECTIVES[job.objective]
+        self.init: Init = self.rule.fixed or unit.training.init
         self.cuts = job.fula_cuts if self.rule.needs_taps else (job.end_cut.name,)
         self.stitch: Stitch | None = None
         self.epochs = self.steps = 0
@@ -66,25 +92,32 @@ class CellFit:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def start(self, training_positions: Tensor, held_out: Tensor, starts: Starts) -> None:
+    def start(
+        self, training_positions: Tensor, held_out: Tensor, starts: Starts
+    ) -> Finished | None:
         """Give T its start, before any step. Raises `CellError`.
 
         starts: what other cells of the unit have started from; this cell's is added.
+        Returns the outcome of an objective that takes no step.
         """
         unit, training = self.unit, self.unit.training
         self.stitch = Stitch(unit.front_cut, self.job.end_cut).to(unit.device)
-        place = (self.job.end, self.job.end_cut.name)
-        if (known := starts.get(place)) is not None:
+        place = (self.job.end, self.job.end_cut.name, self.init)
+        known = None if self.rule.fixed else starts.get(place)
+        if known is not None:
             self.stitch.load_state_dict(known.weights)
         else:
             self._initialise(self.stitch, training_positions)
         self.loss_init = self._loss_over(held_out if len(held_out) else training_positions)
         self._check(self.loss_init)
+        if self.rule.fixed:
+            return self._finished(UNTRAINED)
         if known is None:
             weights = {name: value.clone() for name, value in self.stitch.state_dict().items()}
             known = starts[place] = Start(weights, self._scores()["agreement"])
         self.agreement_init = known.agreement
         self._equip(self.stitch, self.loss_init, training.lr)
+        return None
 
     def resume(self, state: CellState) -> None:
         """Stand where `capture` found the cell."""
@@ -96,6 +129,8 @@ class CellFit:
         assert state.loss_init is not None, "a cell in training has had its first loss"
         self._equip(self.stitch, state.loss_init, state.lr)
         load_adam(self.stitch.named_parameters(), self.optimiser, state.tensors)
+        for name, buffer in self._drifted().items():
+            buffer.copy_(state.tensors[name])
         self.schedule.recall(state.schedule)
         self.epochs, self.steps, self.seconds = state.epochs, state.steps, state.seconds
         self.curve = list(state.curve)
@@ -105,7 +140,7 @@ class CellFit:
         assert self.stitch is not None
         assert not self.epoch_losses, "in the middle of an epoch"
         adam = adam_tensors(self.stitch.named_parameters(), self.optimiser)
-        tensors = {**self.stitch.state_dict(), **adam}
+        tensors = {**self.stitch.state_dict(), **adam, **self._drifted()}
         return CellState(
             epochs=self.epochs,
             steps=self.steps,
@@ -118,6 +153,19 @@ class CellFit:
             tensors={name: value.detach().cpu().clone() for name, value in tensors.items()},
         )
 
+    def _drifted(self) -> dict[str, Tensor]:
+        """What has drifted in the private copies of the halves that the cell is trained with."""
+        live, tail = self.unit.live, self.job.tail
+        if live is None or self.unit.training.bn != "batch":
+            return {}
+        assert isinstance(tail, nn.Module)
+        halves = {"front": live.front.module, "tail": tail}
+        return {
+            f"{side}.{name}": buffer
+            for side, half in halves.items()
+            for name, buffer in drifted(half).items()
+        }
+
     def _equip(self, stitch: Stitch, first_loss: float, lr: float) -> None:
         training = self.unit.training
         self.schedule = SCHEDULES[training.schedule](training, self.unit.budget, first_loss)
@@ -125,13 +173,45 @@ class CellFit:
             stitch.parameters(), lr=lr, weight_decay=training.weight_decay
         )
 
-    def step(self, activation: Tensor, target: Answer, labels: Tensor | None) -> None:
+    def step(self, batch: Batch) -> None:
+        activation, step = batch.activation, batch.step
+        if activation is not None:
+            target = batch.targets[self.job.end]
+        else:
+            assert step is not None
+            step, activation, target = self._attacked(step, batch.labels)
         self.optimiser.zero_grad(set_to_none=True)
-        loss = self._loss(activation, target, labels)
+        loss = self._loss(activation, target, batch.labels, step)
         loss.backward()
         self.optimiser.step()
         self.steps += 1
         self.epoch_losses.append((loss.item(), len(activation)))
+
+    def _attacked(self, step: Step, labels: Tensor | None) -> tuple[Step, Tensor, Answer]:
+        """The step with a share of its images attacked, and both sides' answers on them."""
+        live, training, stitch = self.unit.live, self.unit.training, self.stitch
+        assert live is not None
+        assert stitch is not None
+        assert labels is not None, "attacks are not planned where inputs have no labels"
+        cut = self.unit.front_cut.name
+
+        def stitched(images: Tensor) -> Tensor:
+            return self.job.tail(stitch(live.front.answer(images).activations[cut]))
+
+        images = step.front_images
+        count = round(training.attack_share * len(images))
+        attacked = pgd(
+            stitched,
+            images[:count],
+            labels[:count],
+            eps=training.attack_eps,
+            step=training.attack_step,
+            steps=training.attack_steps,
+        )
+        mixed = torch.cat([attacked, images[count:]])
+        step = replace(step, front_images=mixed, end_images=mixed)
+        activation = live.front_answer(step).activations[cut]
+        return step, activation, live.end_answer(self.job.end, step)
 
     def close_epoch(self, held_out: Tensor) -> Finished | None:
         """Note the epoch's loss and follow the schedule; the outcome when the cell has ended."""
@@ -147,7 +227,7 @@ class CellFit:
         if advice == "drop":
             for group in self.optimiser.param_groups:
                 group["lr"] *= 0.1
-        return self._finished() if advice == "stop" else None
+        return self._finished(self.schedule.reason) if advice == "stop" else None
 
     def failed(self, reason: str) -> Finished:
         return Finished(
@@ -163,7 +243,7 @@ class CellFit:
             error=reason,
         )
 
-    def _finished(self) -> Finished:
+    def _finished(self, reason: str | None) -> Finished:
         scores = self._scores()
         return Finished(
             self.job.key,
@@ -171,7 +251,7 @@ class CellFit:
             self.epochs,
             self.steps,
             self.seconds,
-            self.schedule.reason,
+            reason,
             loss_init=self.loss_init,
             curve=tuple(self.curve),
             agreement_init=self.agreement_init,
@@ -180,10 +260,12 @@ class CellFit:
 
     def _initialise(self, stitch: Stitch, training_positions: Tensor) -> None:
         unit = self.unit
-        if unit.training.init == "identity":
+        if self.init == "identity":
             return start_identity(stitch)
+        if self.rule.fixed:
+            return start_lstsq(stitch, self._pairs(training_positions))
         generator = torch.Generator().manual_seed(derive("init", unit.seed))
-        if unit.training.init == "random":
+        if self.init == "random":
             return start_random(stitch, generator)
         count = images_for_lstsq(
             unit.front_cut, self.job.end_cut, unit.training.init_count, len(training_positions)
@@ -194,7 +276,7 @@ class CellFit:
     def _pairs(self, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Front and end activations for the least-squares start."""
         front, end = self.unit.front, self.unit.ends[self.job.end]
-        if self.unit.training.init_images == "own":
+        if self.rule.fixed or self.unit.training.init_images == "own":
             front_answers, end_answers = front.own, end.own
         else:
             assert front.real is not None
@@ -206,16 +288,26 @@ class CellFit:
                 end_answers(chunk).activations[self.job.end_cut.name],
             )
 
-    def _loss(self, activation: Tensor, target: Answer, labels: Tensor | None) -> Tensor:
+    def _loss(
+        self, activation: Tensor, target: Answer, labels: Tensor | None, step: Step | None = None
+    ) -> Tensor:
         assert self.stitch is not None
         stitched = self.stitch(activation)
         answer = Answer({self.job.end_cut.name: stitched})
         if self.rule.needs_taps:
-            logits, taps = self.job.tail.observe(stitched)
+            logits, taps = self._through(step, lambda tail: tail.observe(stitched))
             answer = Answer(dict(zip(self.cuts, taps, strict=True)), logits)
         elif self.rule.needs_tail:
-            answer = Answer(answer.activations, self.job.tail(stitched))
+            answer = Answer(answer.activations, self._through(step, lambda tail: tail(stitched)))
         return self.rule.loss(answer, target, labels, self.cuts)
+
+    def _through(self, step: Step | None, call: Callable[[Tail], Result]) -> Result:
+        """A call of the tail: in its training mode where this is a training step."""
+        tail = self.job.tail
+        if step is None or self.unit.live is None:
+            return call(tail)
+        assert isinstance(tail, nn.Module)
+        return self.unit.live.run(tail, step, lambda: call(tail))
 
     def _loss_over(self, positions: Tensor) -> float:
         """The objective over these own inputs, batch by batch, weighted by batch size."""

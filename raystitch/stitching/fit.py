@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raystitch.errors import CellError
 from raystitch.seeds import derive
-from raystitch.stitching.cell_fit import CellFit, Starts
+from raystitch.stitching.cell_fit import Batch, CellFit, Starts
 from raystitch.stitching.jobs import CellJob, Finished, UnitJob, labels_of
 from raystitch.stitching.state import CellState
 
@@ -42,20 +42,25 @@ class UnitFit:
         self.training_positions, self.held_out = _split(unit)
 
     def start(self) -> Iterator[Finished]:
-        """Give every cell its starting T; yields those that cannot even start."""
+        """Give every cell its starting T; yields those that end there, well or not."""
         starts: Starts = {}
         for job in self.jobs:
             cell = CellFit(self.unit, job)
             try:
-                if (state := self.states.get(job.key)) is not None:
-                    cell.resume(state)
-                else:
-                    with cell.timed():
-                        cell.start(self.training_positions, self.held_out, starts)
+                ended = self._begin(cell, starts)
             except CellError as error:
-                yield cell.failed(str(error))
-            else:
+                ended = cell.failed(str(error))
+            if ended is None:
                 self.live.append(cell)
+            else:
+                yield ended
+
+    def _begin(self, cell: CellFit, starts: Starts) -> Finished | None:
+        if (state := self.states.get(cell.job.key)) is not None:
+            return cell.resume(state)
+        with cell.timed():
+            ended = cell.start(self.training_positions, self.held_out, starts)
+        return None if ended is None else replace(ended, seconds=cell.seconds)
 
     def epoch(self) -> Iterator[Finished]:
         """One epoch over the live cells; yields those that ended in it."""
@@ -77,11 +82,9 @@ class UnitFit:
 
     def _train(self) -> Iterator[tuple[CellFit, Finished]]:
         failed: set[CellFit] = set()
-        for positions in self._batches():
+        for number, positions in enumerate(self._batches()):
             began = time.perf_counter()
-            activation = self.unit.front.own(positions).activations[self.unit.front_cut.name]
-            targets = {name: self.unit.ends[name].own(positions) for name in self._live_ends()}
-            labels = labels_of(self.unit, positions)
+            batch = self._batch(positions, number)
             share = (time.perf_counter() - began) / len(self.live)
             for cell in self.live:
                 if cell in failed:
@@ -89,10 +92,24 @@ class UnitFit:
                 cell.seconds += share
                 try:
                     with cell.timed():
-                        cell.step(activation, targets[cell.job.end], labels)
+                        cell.step(batch)
                 except CellError as error:
                     failed.add(cell)
                     yield cell, cell.failed(str(error))
+
+    def _batch(self, positions: Tensor, number: int) -> Batch:
+        """What one training step works on: computed once for all cells."""
+        unit, live, cut = self.unit, self.unit.live, self.unit.front_cut.name
+        labels = labels_of(unit, positions)
+        ends = {cell.job.end for cell in self.live}
+        if live is None:
+            targets = {name: unit.ends[name].own(positions) for name in ends}
+            return Batch(unit.front.own(positions).activations[cut], targets, labels)
+        step = live.step(positions, self.epochs, number)
+        if unit.training.attack_share:  # each cell has images of its own
+            return Batch(None, {}, labels, step)
+        targets = {name: live.end_answer(name, step) for name in sorted(ends)}
+        return Batch(live.front_answer(step).activations[cut], targets, labels, step)
 
     def _batches(self) -> Iterator[Tensor]:
         """The epoch's batches of positions, in an order that depends on seed and epoch alone."""
@@ -103,9 +120,6 @@ class UnitFit:
         for chunk in self.training_positions[order].split(batch):
             if len(chunk) == batch or not self.unit.training.drop_last:
                 yield chunk
-
-    def _live_ends(self) -> set[str]:
-        return {cell.job.end for cell in self.live}
 
 
 def _split(unit: UnitJob) -> tuple[Tensor, Tensor]:

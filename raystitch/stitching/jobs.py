@@ -13,6 +13,7 @@ from raystitch.cards import CutCard
 from raystitch.names import Objective
 from raystitch.settings import Training
 from raystitch.stitching.evaluate import Answers
+from raystitch.stitching.live import Live
 from raystitch.stitching.transforms import Stitch
 
 
@@ -57,6 +58,7 @@ class UnitJob:
 
     labels: (n,) of the own inputs, or None where they have none; test_labels: (m,).
     ends: by name, each answering at every end cut and fula cut of its cells.
+    live: what answers on training batches where that changes from epoch to epoch.
     """
 
     front_cut: CutCard
@@ -68,6 +70,7 @@ class UnitJob:
     budget: int
     seed: int
     device: torch.device
+    live: Live | None = None
 
 
 @dataclass(frozen=True)

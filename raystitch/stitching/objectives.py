@@ -1,4 +1,4 @@
-"""What a stitch is trained for: the four objectives of the method.
+"""What a stitch is trained for: the four objectives of the method, and two that need no step.
 
 `s_k` is the end's activation at its cut k when the stitched activation is put in at cut j, `g_k`
 the end's own activation there for the same input; norms are L2 over the whole batch tensor. Targets
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from raystitch.errors import CellError
-from raystitch.names import Objective
+from raystitch.names import Init, Objective
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ class ObjectiveRule:
     needs_tail: whether gradients must flow through the end's tail.
     needs_taps: whether it compares activations at the fula cuts.
     needs_labels: whether the inputs must have labels.
+    fixed: the start that is the whole of T, where no step is taken.
     """
 
     loss: Callable[[Answer, Answer, Tensor | None, tuple[str, ...]], Tensor]
     needs_tail: bool
     needs_taps: bool = False
     needs_labels: bool = False
+    fixed: Init | None = None
 
 
 def relative_distance(stitched: Tensor, target: Tensor, layer: str) -> Tensor:
@@ -98,4 +100,7 @@ OBJECTIVES: dict[Objective, ObjectiveRule] = {
     "slm": ObjectiveRule(slm, needs_tail=True),
     "dm": ObjectiveRule(dm, needs_tail=False),
     "fula": ObjectiveRule(fula, needs_tail=True, needs_taps=True),
+    # The closed form of `dm` over all own inputs (of its square: least squares); T = identity.
+    "dm_lstsq": ObjectiveRule(dm, needs_tail=False, fixed="lstsq"),
+    "identity": ObjectiveRule(dm, needs_tail=False, fixed="identity"),
 }

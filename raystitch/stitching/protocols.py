@@ -1,8 +1,9 @@
 """Which inputs a stitch is trained on: a protocol is nothing but that.
 
 `standard`: the images x themselves; `invariance`: their IRIs x′ under the front; `noise`: uniform
-noise, without labels; `foreign`: the IRIs of an untrained front of the same architecture. A label
-under `invariance` and `foreign` is that of x, and the test images are always ordinary ones.
+noise, without labels; `foreign`: the IRIs of an untrained front of the same architecture. Two more
+tell the sides apart: `iris_front` gives x′ to the front and x to the end, `iris_end` x to the front
+and x′ to the end. A label is that of x, and the test images are always ordinary ones.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ class ProtocolRule:
     """Where the inputs come from, and whether they have labels.
 
     inputs: the `real` images, `noise`, or IRIs of the `front` or of its `untrained` twin.
+    real: the side that gets the real images in their place, if any.
     """
 
     inputs: Literal["real", "noise", "front", "untrained"]
     labelled: bool
+    real: Literal["front", "end"] | None = None
 
 
 PROTOCOLS: dict[Protocol, ProtocolRule] = {
@@ -35,6 +38,8 @@ PROTOCOLS: dict[Protocol, ProtocolRule] = {
     "invariance": ProtocolRule("front", labelled=True),
     "noise": ProtocolRule("noise", labelled=False),
     "foreign": ProtocolRule("untrained", labelled=True),
+    "iris_front": ProtocolRule("front", labelled=True, real="end"),
+    "iris_end": ProtocolRule("front", labelled=True, real="front"),
 }
 
 

@@ -82,7 +82,11 @@ def _pair_faults(
     sweep: Sweep, cards: Mapping[str, NetworkCard], selected: Mapping[str, Sequence[CutCard]]
 ) -> Iterator[Fault]:
     models = sweep.models()
-    identity = sweep.training.init == "identity"
+    identity = "identity" in sweep.objectives or any(
+        sweep.varied(variant).training_under(protocol).init == "identity"
+        for variant in (None, *sweep.variants)
+        for protocol in sweep.protocols
+    )
 
     @cache
     def compare(front: str, end: str) -> tuple[str, ...]:
@@ -123,6 +127,7 @@ def _stitch_faults(
     if identity and unequal:
         first, second = unequal[0]
         yield (
-            f"`init: identity` needs equal shapes, but {first.name} is {first.shape} and "
-            f"{second.name} is {second.shape}; use `init: lstsq` or `random`"
+            f"T = identity needs equal shapes, but {first.name} is {first.shape} and "
+            f"{second.name} is {second.shape}; use `init: lstsq` or `random`, and no objective "
+            "`identity`"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raystitch.names import Objective, Protocol
+from raystitch.names import Control, Objective, Protocol
 
 Status = Literal["done", "failed", "pending"]
 STATUSES: tuple[Status, ...] = ("done", "failed", "pending")
@@ -20,6 +20,7 @@ class Cell:
     key: hash of ``settings``; unit: key of the unit it is computed in. Models are named ENTRY-SEED,
     cut indices are places among all cuts of the network, from 1.
     stitch_marker, test_marker: models whose marker is planted in stitch and test images.
+    control: what stands in for the front's activation; variant: of the sweep's settings.
     fula_cuts: the end's cuts that `fula` compares, in data order; empty for other objectives.
     shared: the settings but for objective, protocol, seed and fula cuts; one dict for many cells,
     so never to be changed.
@@ -38,6 +39,8 @@ class Cell:
     seed: int
     stitch_marker: str | None
     test_marker: str | None
+    control: Control | None
+    variant: str | None
     fula_cuts: tuple[str, ...]
     shared: Mapping[str, Any]
 
@@ -62,6 +65,8 @@ class Unit:
     protocol: Protocol
     seed: int
     stitch_marker: str | None
+    control: Control | None
+    variant: str | None
     cells: tuple[Cell, ...]
 
 
@@ -82,6 +87,8 @@ def _unit(key: str, cells: Sequence[Cell]) -> Unit:
         one.protocol,
         one.seed,
         one.stitch_marker,
+        one.control,
+        one.variant,
         tuple(cells),
     )
 

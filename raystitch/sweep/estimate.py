@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from raystitch.cards import CutCard, NetworkCard
-from raystitch.names import IRI_PROTOCOLS
+from raystitch.names import IRI_PROTOCOLS, TRAINED_OBJECTIVES
 from raystitch.sweep.cells import Cell, Unit
 from raystitch.sweep.spec import Sweep
 
@@ -40,8 +40,11 @@ def estimate(
       activations, n × F(i); targets, n × G for each end; training, for each cell
       E × n × (3 C(T) + 2 (F(last) − F(j))), with the end's tail run forward and backward from its
       cut j to the last layer the objective looks at (`dm`: j itself); tests, for each cell
-      m × (F(i) + C(T) + G − F(j)).
+      m × (F(i) + C(T) + G − F(j)). Where nothing can be kept (`training.live`) the activations and
+      targets are computed in every epoch too, and attacked images take their steps through all.
     """
+    sweep = sweep.varied(unit.variant)
+    training = sweep.training_under(unit.protocol)
     stitch = _at_most(sweep.stitch_images, train_images)
     test = _at_most(sweep.test_images, test_images)
     models = sweep.models()
@@ -52,15 +55,19 @@ def estimate(
         for name, card in ends.items()
     )
     iri_steps = sweep.iris.steps if unit.protocol in IRI_PROTOCOLS else 0
-    once = front.flops * (2 * iri_steps + 1) + sum(card.flops for card in ends.values())
-    epochs = sweep.training.epochs * sweep.budget
-    flops = stitch * once
+    answers = front.flops + sum(card.flops for card in ends.values())
+    epochs = training.epochs * sweep.budget
+    flops = stitch * (2 * front.flops * iri_steps + (epochs + 1 if training.live else 1) * answers)
+    attacked = training.attack_share * training.attack_steps
     for cell in unit.cells:
         card = ends[cell.end_model]
         cut = card.cut(cell.end_cut)
         mixing = _stitch_flops(front, cut)
-        flops += epochs * stitch * (3 * mixing + 2 * (_last_flops(cell, card) - cut.flops))
-        flops += test * (front.flops + mixing + card.flops - cut.flops)
+        whole = front.flops + mixing + card.flops - cut.flops
+        if cell.objective in TRAINED_OBJECTIVES:
+            step = 3 * mixing + 2 * (_last_flops(cell, card) - cut.flops) + 2 * attacked * whole
+            flops += round(epochs * stitch * step)
+        flops += test * whole
     return Cost(stitch * kept, flops)
 
 
@@ -83,7 +90,7 @@ def _target_bytes(cells: Iterable[Cell], card: NetworkCard) -> int:
     for cell in cells:
         if cell.objective == "slm":
             logits = FLOAT_BYTES * card.classes
-        elif cell.objective == "dm":
+        elif cell.objective in ("dm", "dm_lstsq", "identity"):
             compared.add(cell.end_cut)
         compared |= set(cell.fula_cuts)
     return logits + sum(card.cut(name).bytes for name in compared)
@@ -96,7 +103,7 @@ def _stitch_flops(front: CutCard, end: CutCard) -> int:
 
 def _last_flops(cell: Cell, card: NetworkCard) -> int:
     """FLOPs of the end up to the last layer that the cell's loss looks at."""
-    if cell.objective == "dm":
+    if cell.objective in ("dm", "dm_lstsq", "identity"):
         return card.cut(cell.end_cut).flops
     if cell.objective == "fula":
         return card.cut(cell.fula_cuts[-1]).flops

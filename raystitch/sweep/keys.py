@@ -33,6 +33,8 @@ PLATEAU_FIELDS = ("min_epochs", "min_steps", "patience", "threshold", "held_out"
 """Fields of a training that only the plateau schedule has a use for."""
 LSTSQ_FIELDS = ("init_images", "init_count")
 """Fields of a training that only the least-squares start has a use for."""
+ATTACK_FIELDS = ("attack_eps", "attack_step", "attack_steps")
+"""Fields of a training that only attacked images have a use for."""
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -83,6 +85,7 @@ def dump_training(training: Training) -> Identity:
     """A stitch's training without the fields that its schedule and start have no use for."""
     unused = () if training.schedule == "plateau" else PLATEAU_FIELDS
     unused += () if training.init == "lstsq" else LSTSQ_FIELDS
+    unused += () if training.attack_share else ATTACK_FIELDS
     return {name: value for name, value in dump(training).items() if name not in unused}
 
 

@@ -42,8 +42,10 @@ def expand(
     that come first. Raises `RaystitchError` where cuts or weight files are not there.
     """
     cells: dict[str, Cell] = {}
-    for cell in _Expansion(sweep, cards, data_identity).cells():
-        cells.setdefault(cell.key, cell)
+    networks = identities(sweep, data_identity)
+    for variant in (None, *sweep.variants):
+        for cell in _Expansion(sweep, variant, cards, data_identity, networks).cells():
+            cells.setdefault(cell.key, cell)
     return list(cells.values())
 
 
@@ -77,12 +79,18 @@ class _Expansion:
     """The parts of a sweep's cells, each with its canonical text."""
 
     def __init__(
-        self, sweep: Sweep, cards: Mapping[str, NetworkCard], data_identity: Mapping[str, Any]
+        self,
+        whole: Sweep,
+        variant: str | None,
+        cards: Mapping[str, NetworkCard],
+        data_identity: Mapping[str, Any],
+        networks: Mapping[str, Identity],
     ) -> None:
-        self.sweep = sweep
+        sweep = self.sweep = whole.varied(variant)
+        self.variant = variant
         self.models = sweep.models()
         self.cards = {name: cards[m.entry] for name, m in sweep.used_models().items()}
-        self.networks = identities(sweep, data_identity)
+        self.networks = networks
         self.texts = {name: canonical(identity) for name, identity in self.networks.items()}
         self.selected: dict[str, tuple[CutCard, ...]] = {}
         self.fula: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -91,12 +99,16 @@ class _Expansion:
         self.common: dict[str, Any] = {
             "version": KEY_VERSION,
             "data": dict(data_identity),
-            "training": dump_training(sweep.training),
             **budget,
         }
         self.common_texts = _texts(self.common)
-        self.iris: dict[str, Any] = {"iris": dump(sweep.iris)}
-        self.iris_texts = _texts(self.iris)
+        self.of_protocol = {protocol: self._of(protocol) for protocol in sweep.protocols}
+        self.of_protocol_texts = {name: _texts(part) for name, part in self.of_protocol.items()}
+
+    def _of(self, protocol: Protocol) -> dict[str, Any]:
+        """The settings that cells of one protocol share."""
+        training = {"training": dump_training(self.sweep.training_under(protocol))}
+        return training | ({"iris": dump(self.sweep.iris)} if protocol in IRI_PROTOCOLS else {})
 
     def cells(self) -> Iterator[Cell]:
         for _, pair in self.sweep.pair_list():
@@ -106,19 +118,21 @@ class _Expansion:
             }
             networks = {"front": self.networks[pair.front], "end": self.networks[pair.end]}
             texts = {"front": self.texts[pair.front], "end": self.texts[pair.end]}
-            part = {**self.common, **images, **networks}
-            part_texts = {**self.common_texts, **_texts(images), **texts}
+            control = {} if pair.control is None else {"control": pair.control}
+            part = {**self.common, **images, **networks, **control}
+            part_texts = {**self.common_texts, **_texts(images), **texts, **_texts(control)}
             for front_cut, end_cut in pair_cuts(self._cuts(pair.front), self._cuts(pair.end)):
                 names = {"front_cut": front_cut.name, "end_cut": end_cut.name}
                 shared, shared_texts = {**part, **names}, {**part_texts, **_texts(names)}
                 for protocol in self.sweep.protocols:
-                    iri = protocol in IRI_PROTOCOLS
+                    if pair.control is not None and protocol != "standard":
+                        continue
                     yield from self._of_protocol(
                         pair,
                         (front_cut, end_cut),
                         protocol,
-                        {**shared, **self.iris} if iri else shared,
-                        {**shared_texts, **self.iris_texts} if iri else shared_texts,
+                        {**shared, **self.of_protocol[protocol]},
+                        {**shared_texts, **self.of_protocol_texts[protocol]},
                     )
 
     def _of_protocol(
@@ -150,6 +164,8 @@ class _Expansion:
                     seed,
                     pair.stitch_marker,
                     pair.test_marker,
+                    pair.control,
+                    self.variant,
                     fula,
                     shared,
                 )
@@ -175,7 +191,7 @@ class _Expansion:
     def _unit(
         self, pair: Pair, cut: CutCard, protocol: Protocol, seed: int, shared: Mapping[str, Any]
     ) -> str:
-        place = (pair.front, cut.index, pair.stitch_marker, protocol, seed)
+        place = (pair.front, cut.index, pair.stitch_marker, pair.control, protocol, seed)
         if place not in self.units:
             settings = {**shared, "protocol": protocol, "seed": seed}
             self.units[place] = content_key(unit_identity(settings))

@@ -8,8 +8,8 @@ from raystitch.names import Preset
 
 PRESETS: dict[Preset, dict[str, dict[str, Any]]] = {
     # Its values are the defaults of `settings.Training` and `settings.Iris`.
-    "controlled": {"training": {}, "iris": {}},
-    # As in the published runs (method: training the stitch, IRIs), but for what `CANNOT` names.
+    "controlled": {},
+    # As in the published runs on images of 32 × 32 (method: training the stitch, IRIs).
     "published": {
         "training": {
             "init": "lstsq",
@@ -30,16 +30,6 @@ PRESETS: dict[Preset, dict[str, dict[str, Any]]] = {
             "keep": "last",
             "rounding": "truncate",
         },
+        "training_of": {"standard": {"bn": "batch", "dropout": True, "augment": "flip_crop"}},
     },
-}
-
-MUST_BE_WRITTEN: dict[Preset, tuple[str, ...]] = {"published": ("bn", "augment")}
-"""Fields of `training` without a value in a preset, so that the sweep file must give them."""
-
-CANNOT: dict[Preset, str] = {
-    "published": (
-        "the published runs also used batch statistics (`bn: batch`) and augmented images, which "
-        "this release cannot do; write `training: {bn: eval, augment: none}` to take the rest of "
-        "the published settings without these two"
-    )
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raystitch.errors import choices
-from raystitch.names import UNLABELLED_PROTOCOLS
+from raystitch.names import ONE_SIDED_PROTOCOLS, UNLABELLED_PROTOCOLS
 from raystitch.sweep import sentences
 from raystitch.sweep.draft import Draft
 from raystitch.sweep.spec import Grid, Sweep
@@ -112,3 +112,43 @@ def _report_combinations(draft: Draft, sweep: Sweep) -> None:
             f"hlm needs labels, and {', '.join(sweep.protocols)} has none: no cell is left; "
             "add another objective or protocol",
         )
+    if "standard" not in sweep.protocols:
+        for number, pair in sweep.numbered_pairs():
+            if pair.control is not None:
+                message = f"{pair.control} is stitched under `standard` alone: add that protocol"
+                draft.report(("pairs", number, "control"), message)
+    for variant in (None, *sweep.variants):
+        _report_trainings(draft, sweep, variant)
+
+
+def _report_trainings(draft: Draft, sweep: Sweep, variant: str | None) -> None:
+    place = ("training",) if variant is None else ("variants", variant)
+    varied = sweep.varied(variant)
+    for protocol in sweep.protocols:
+        training = varied.training_under(protocol)
+        if training.attack_share and protocol in UNLABELLED_PROTOCOLS:
+            draft.add(
+                place,
+                f"attack_share needs labels, and {protocol} has none: leave {protocol} out, or "
+                f"write `training_of: {{{protocol}: {{attack_share: 0}}}}`",
+            )
+        if training.attack_share and protocol in ONE_SIDED_PROTOCOLS:
+            draft.add(
+                place,
+                f"attack_share needs the same images on both sides, and {protocol} has not: leave "
+                f"{protocol} out, or write `training_of: {{{protocol}: {{attack_share: 0}}}}`",
+            )
+        if training.attack_share and training.bn == "batch":
+            draft.add(
+                place,
+                "attack_share gives each stitch images of its own, and with `bn: batch` a front "
+                "that drifts by them; use one of the two",
+            )
+    live = "standard" in sweep.protocols and varied.training_under("standard").live
+    for number, pair in sweep.numbered_pairs():
+        if pair.control is not None and live:
+            draft.report(
+                ("pairs", number, "control"),
+                f"{pair.control} sees no images, so training cannot change them; use `bn: eval`, "
+                "`dropout: false`, `augment: none` and `attack_share: 0` under `standard`",
+            )

@@ -13,6 +13,7 @@ from raystitch.errors import choices
 from raystitch.settings import Data, Iris, Marker, Training
 from raystitch.sweep.refusal import REFUSED
 from raystitch.sweep.spec import NAME_PATTERN, Execution, Grid, Pair, Sweep
+from raystitch.sweep.variants import Variant
 from raystitch.sweep.zoo_entry import ZooEntry
 
 Path = tuple[str | int, ...]
@@ -26,10 +27,19 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("pairs",): Grid,
     ("pairs", "*"): Pair,
     ("training",): Training,
+    ("training_of", "*"): Training,
     ("iris",): Iris,
+    ("variants", "*"): Variant,
+    ("variants", "*", "training"): Training,
+    ("variants", "*", "training_of", "*"): Training,
+    ("variants", "*", "iris"): Iris,
     ("execution",): Execution,
 }
 """The model that describes each place; ``*`` stands for an entry's name or a list position."""
+
+
+NAMED = {("zoo",), ("training_of",), ("variants",), ("variants", "*", "training_of")}
+"""Places whose keys are names that the file gives."""
 
 
 def dotted(path: Path) -> str:
@@ -46,10 +56,9 @@ def dotted(path: Path) -> str:
 
 def model_at(path: Path) -> type[BaseModel] | None:
     """The model that lists the fields allowed at ``path``."""
-    starred = tuple(
-        "*" if isinstance(part, int) or (depth == 1 and path[0] == "zoo") else part
-        for depth, part in enumerate(path)
-    )
+    starred: tuple[str, ...] = ()
+    for part in path:
+        starred += ("*",) if isinstance(part, int) or starred in NAMED else (part,)
     return MODELS.get(starred)
 
 

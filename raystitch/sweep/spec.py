@@ -25,10 +25,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from raystitch.names import OBJECTIVES, SOURCES, Objective, Preset, Protocol
+from raystitch.names import SOURCES, TRAINED_OBJECTIVES, Control, Objective, Preset, Protocol
 from raystitch.settings import Data, Iris, Marker, Real, Settings, Training, Whole
-from raystitch.sweep.presets import CANNOT, MUST_BE_WRITTEN, PRESETS
-from raystitch.sweep.refusal import each_once, refuse
+from raystitch.sweep.presets import PRESETS
+from raystitch.sweep.refusal import each_once
+from raystitch.sweep.variants import TrainingOf, Variant, overlay, overlay_each
 from raystitch.sweep.zoo_entry import Seeds, ZooEntry
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -96,6 +97,11 @@ class Pair(Settings):
     )
     test_marker: Text | None = Field(
         default=None, description="Model whose marker is planted in the test images."
+    )
+    control: Control | None = Field(
+        default=None,
+        description="`class_noise`: in place of the front's activation one random vector for each "
+        "class, plus noise. Such a pair is stitched under `standard` alone.",
     )
 
 
@@ -175,7 +181,7 @@ class Sweep(Settings):
         "lists of them, or a mapping with one of these for each entry of the zoo.",
     )
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1), AfterValidator(each_once)] = (
-        Field(default=OBJECTIVES, description="What stitches are trained for.")
+        Field(default=TRAINED_OBJECTIVES, description="What stitches are trained for.")
     )
     protocols: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(each_once)] = (
         Field(
@@ -200,6 +206,14 @@ class Sweep(Settings):
     fula_cuts: FulaCuts = Field(
         default="blocks", description="Cuts of the end that `fula` compares: a set or a list."
     )
+    training_of: TrainingOf = Field(
+        default_factory=dict[Protocol, Training],
+        description="Settings of `training` for one protocol alone.",
+    )
+    variants: dict[SafeName, Variant] = Field(
+        default_factory=dict[SafeName, Variant],
+        description="The whole sweep once more with other settings, by the variant's name.",
+    )
     budget: Whole = Field(
         default=1,
         ge=1,
@@ -218,14 +232,7 @@ class Sweep(Settings):
         preset = values.get("preset", "controlled")
         if not isinstance(preset, str) or preset not in PRESETS:
             return values
-        given = {block: _as_mapping(values.get(block, {})) for block in PRESETS[preset]}
-        written = given["training"] if isinstance(given["training"], Mapping) else {}
-        if any(field not in written for field in MUST_BE_WRITTEN.get(preset, ())):
-            raise refuse(CANNOT[preset], "preset")
-        filled = {
-            block: {**PRESETS[preset][block], **fields} if isinstance(fields, Mapping) else fields
-            for block, fields in given.items()
-        }
+        filled = {name: _filled(block, values.get(name)) for name, block in PRESETS[preset].items()}
         return {**values, **filled}
 
     def models(self) -> dict[str, Model]:
@@ -240,13 +247,18 @@ class Sweep(Settings):
     def pair_list(self) -> list[tuple[str, Pair]]:
         """The pairs, each with its place in the file."""
         if isinstance(self.pairs, tuple):
-            numbered = zip(self.pair_numbers(), self.pairs, strict=True)
-            return [(f"pairs[{number}]", pair) for number, pair in numbered]
+            return [(f"pairs[{number}]", pair) for number, pair in self.numbered_pairs()]
         if isinstance(self.pairs, Grid):
             fronts, ends = self.pairs.fronts, self.pairs.ends
         else:
             fronts = ends = tuple(self.models())
         return [("pairs", Pair(front=front, end=end)) for front in fronts for end in ends]
+
+    def numbered_pairs(self) -> list[tuple[int, Pair]]:
+        """Listed pairs, each with its place in the file's list; none where pairs are no list."""
+        if not isinstance(self.pairs, tuple):
+            return []
+        return list(zip(self.pair_numbers(), self.pairs, strict=True))
 
     def used_models(self) -> dict[str, Model]:
         """The networks that some pair stitches, by name, in the zoo's order."""
@@ -259,6 +271,24 @@ class Sweep(Settings):
             return None
         found = self.models()[model]
         return self.zoo[found.entry].marker_of(found.seed)
+
+    def varied(self, variant: str | None) -> Sweep:
+        """The sweep in one of its variants; as it is for None."""
+        if variant is None:
+            return self
+        other = self.variants[variant]
+        changes = {
+            "training": overlay(self.training, other.training),
+            "training_of": overlay_each(self.training_of, other.training_of),
+            "iris": overlay(self.iris, other.iris),
+            "budget": other.budget or self.budget,
+        }
+        return self.model_copy(update=changes)
+
+    def training_under(self, protocol: Protocol) -> Training:
+        """How stitches are trained under that protocol."""
+        own = self.training_of.get(protocol)
+        return self.training if own is None else overlay(self.training, own)
 
     def cuts_of(self, entry: str) -> str | tuple[str, ...] | None:
         """What ``cuts`` says for that entry; None where a mapping leaves it out."""
@@ -276,19 +306,6 @@ class Sweep(Settings):
         self._pair_numbers = numbers
 
 
-def limited(sweep: Sweep, max_epochs: int | None) -> Sweep:
-    """The sweep with at most so many epochs of a stitch's training; as it is for None."""
-    if max_epochs is None:
-        return sweep
-    training = sweep.training.model_copy(
-        update={
-            "epochs": min(sweep.training.epochs, max_epochs),
-            "min_epochs": min(sweep.training.min_epochs, max_epochs),
-        }
-    )
-    return sweep.model_copy(update={"training": training})
-
-
 def schema() -> dict[str, Any]:
     """The JSON Schema of a sweep file, for editors."""
     return {
@@ -298,5 +315,12 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _as_mapping(block: Any) -> Any:
-    return block.model_dump(exclude_unset=True) if isinstance(block, Settings) else block
+def _filled(preset: Any, given: Any) -> Any:
+    """What is given, on top of what the preset says."""
+    if given is None:
+        return preset
+    block = given.model_dump(exclude_unset=True) if isinstance(given, Settings) else given
+    if not isinstance(preset, Mapping) or not isinstance(block, Mapping):
+        return block
+    mine: dict[Any, Any] = {**preset}
+    return {**mine, **{name: _filled(mine.get(name), value) for name, value in block.items()}}

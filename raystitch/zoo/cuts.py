@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from raystitch.cards import CutCard, NetworkCard
 from raystitch.errors import RaystitchError
+from raystitch.zoo import modes
 from raystitch.zoo.graph import DataFlow, data_flow
 from raystitch.zoo.models import Network, build, evaluating
 from raystitch.zoo.naming import Place, find_places
@@ -99,6 +100,10 @@ class CutNetwork:
     def observer(self, taps: Sequence[str]) -> Tail:
         """The whole network from the images on, observed at ``taps``."""
         return Tail(self._half_to_logits(self._flow.images, taps), self._normaliser)
+
+    def check_dropout(self) -> None:
+        """Raise `CellError` where the network has dropout that its halves cannot switch on."""
+        modes.check_dropout(self._network.net, self.card.arch)
 
     def check(self, cut: str, images: Tensor) -> None:
         """Raise `RaystitchError` unless tail(front(images)) is the network's answer bit for bit."""
