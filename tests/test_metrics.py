@@ -1,10 +1,21 @@
 """Metrics against the reference vectors and closed forms; sums travel, ratios stay home."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import binom, bootstrap
 
 import vectors
-from raystitch.stitching.metrics import Sums, agreement_probability, kappa, scores, update
+from raystitch.stitching.evaluate import EVALUATION_BATCH, answer_scores
+from raystitch.stitching.metrics import (
+    Sums,
+    agreement_probability,
+    interval,
+    kappa,
+    scores,
+    update,
+)
+from raystitch.stitching.objectives import Answer
 
 METRICS = vectors.load()["metrics"]
 LOGITS, END = vectors.tensor(METRICS["logits"]), vectors.tensor(METRICS["end_logits"])
@@ -97,3 +108,58 @@ def test_against_independent_definitions():
     assert found["stitching_penalty"] == pytest.approx(float(accuracy_end - accuracy))
     assert found["entropy"] == pytest.approx(float(own.mean()))
     assert found["agreement_sem"] == pytest.approx(100 * float(per_image.std() / 200**0.5))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_interval_over_images_is_binomial_on_answers_of_zero_and_one(share):
+    """Drawing n of k ones again gives Binomial(n, k/n): its quantiles are known."""
+    images, ones = 400, round(400 * share)
+    values = torch.zeros(images)
+    values[torch.randperm(images, generator=torch.Generator().manual_seed(0))[:ones]] = 1
+    low, high = interval(values)
+    known = [float(binom.ppf(q, images, ones / images)) / images for q in (0.025, 0.975)]
+    # The quantile of 1000 draws itself has a standard error of about 0.09 deviations.
+    error = 3 * 0.09 * (share * (1 - share) / images) ** 0.5
+    assert (low, high) == pytest.approx(known, abs=error + 1 / images)
+
+
+def test_the_interval_over_images_is_that_of_scipy():
+    values = torch.rand(300, generator=torch.Generator().manual_seed(0)).double() ** 3
+    found = bootstrap((values.numpy(),), np.mean, method="percentile", n_resamples=20_000, rng=0)
+    deviation = float(values.std()) / 300**0.5
+    assert interval(values) == pytest.approx(found.confidence_interval, abs=3 * 0.09 * deviation)
+
+
+def test_the_interval_over_images_is_the_same_each_time_and_moves_with_the_values():
+    values = torch.rand(37, generator=torch.Generator().manual_seed(0)).double()
+    low, high = interval(values)
+    assert interval(values) == (low, high)
+    assert interval(2 * values + 1) == pytest.approx((2 * low + 1, 2 * high + 1))
+    assert interval(torch.full((37,), 0.25)) == pytest.approx((0.25, 0.25))
+    assert low < float(values.mean()) < high
+
+
+def test_scores_of_answers_carry_the_interval_in_percent():
+    generator = torch.Generator().manual_seed(0)
+    # More images than one batch of evaluation: the interval is of the whole set.
+    h, g = (2 * torch.randn(EVALUATION_BATCH + 90, 5, generator=generator) for _ in range(2))
+    labels = torch.zeros(len(h), dtype=torch.int64)
+    found = answer_scores(Given(h), Given(g), labels)
+    wanted = interval(agreement_probability(h, g))
+    assert (found["agreement_low"], found["agreement_high"]) == pytest.approx(
+        tuple(100 * end for end in wanted)
+    )
+    assert found["agreement_low"] < found["agreement"] < found["agreement_high"]
+
+
+class Given:
+    """Answers that are there already."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def __len__(self):
+        return len(self.logits)
+
+    def __call__(self, positions):
+        return Answer({}, self.logits[positions])

@@ -58,6 +58,8 @@ _FIGURES = _typed(
     {
         "agreement": "Agreement probability of h and g, in percent: the headline similarity.",
         "agreement_sem": "Its standard error over the test images, in points.",
+        "agreement_low": "Lower end of its 95 % bootstrap interval over test images, in percent.",
+        "agreement_high": "Upper end of that interval, in percent.",
         "agreement_init": "Agreement before any training step, in percent.",
         "accuracy": "Top-1 accuracy of h, in percent.",
         "accuracy_end": "Top-1 accuracy of g, in percent.",

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raystitch.stitching.metrics import Sums, scores, update
+from raystitch.stitching.metrics import Sums, agreement_probability, interval, scores, update
 from raystitch.stitching.objectives import Answer
 
 EVALUATION_BATCH = 512
@@ -47,11 +47,13 @@ def answer_scores(answers: Answers, end: Answers, labels: Tensor) -> dict[str, f
 
 
 def _scores(logits: Callable[[Tensor], Tensor], end: Answers, labels: Tensor) -> dict[str, float]:
-    total = Sums()
+    total, per_image = Sums(), list[Tensor]()
     with torch.no_grad():
         for positions in torch.arange(len(labels)).split(EVALUATION_BATCH):
             end_logits = end(positions).logits
             assert end_logits is not None
-            own = labels[positions].to(end_logits.device)
-            total += update(logits(positions), end_logits, own)
-    return scores(total)
+            own, given = labels[positions].to(end_logits.device), logits(positions)
+            total += update(given, end_logits, own)
+            per_image.append(agreement_probability(given, end_logits))
+    low, high = interval(torch.cat(per_image))
+    return {**scores(total), "agreement_low": 100 * low, "agreement_high": 100 * high}

@@ -1,15 +1,23 @@
 """Agreement and accuracy on ordinary test images: sums travel, ratios are taken once at the end.
 
 `Sums` adds up over batches (``+``); `scores` turns the sums over the whole test set into the
-published figures, in percent, or as a κ in [−1, 1] for error consistency.
+published figures, in percent, or as a κ in [−1, 1] for error consistency. The bootstrap interval
+alone needs the images one by one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+RESAMPLES = 1000
+"""Times that the test images are drawn again for `interval`."""
+
+LEVEL = 0.95
+"""Share of those draws whose mean lies within it."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +122,29 @@ def _standard_error(sums: Sums) -> float:
     mean = sums.agreement / sums.count
     variance = max(0.0, sums.agreement_squared / sums.count - mean * mean)
     return (variance / max(1.0, sums.count - 1)) ** 0.5
+
+
+def interval(per_image: Tensor) -> tuple[float, float]:
+    """Bootstrap interval of a mean over test images: (images,) -> its two ends, in the same unit.
+
+    Percentile method (Efron 1979): `RESAMPLES` times as many images are drawn with replacement, and
+    `LEVEL` of their means lie within. The draws are fixed by the number of images, so that all
+    cells of a sweep are judged on equal ones.
+    """
+    draws = _draws(len(per_image))
+    values = per_image.double().cpu()
+    means = torch.cat([part.double() @ values for part in draws.split(100)]) / len(values)
+    tail = (1 - LEVEL) / 2
+    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return low, high
+
+
+@lru_cache(maxsize=2)
+def _draws(images: int) -> Tensor:
+    """How often each draw takes each image, surely below 256: (`RESAMPLES`, images)."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        torch.randint(images, (images,), generator=generator).bincount(minlength=images)
+        for _ in range(RESAMPLES)
+    ]
+    return torch.stack([row.byte() for row in rows])
