@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from math import prod
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,46 @@ class CutCard:
         return self.shape[0] if self.kind == "map" else self.shape[-1]
 
 
-def refusal(front: CutCard, end: CutCard) -> str | None:
-    """Why these two cuts cannot be stitched, or None when they can."""
-    if front.kind in MAP_KINDS and end.kind in MAP_KINDS:
+@dataclass(frozen=True)
+class TokenGrid:
+    """Tokens as a square feature map: ``side`` × ``side`` patches, after a class token or none."""
+
+    side: int
+    class_token: bool
+
+    @classmethod
+    def of(cls, cut: CutCard) -> TokenGrid | None:
+        """The grid of a cut of tokens; None where their number is neither n² nor n² + 1."""
+        assert cut.kind == "tokens"
+        count = cut.shape[0]
+        for class_token in (False, True):
+            side = isqrt(count - class_token)
+            if side and side * side == count - class_token:
+                return cls(side, class_token)
         return None
-    if front.kind != end.kind:
-        return f"a {front.kind} ({front.name}) cannot be stitched to a {end.kind} ({end.name})"
-    if front.kind == "tokens" and front.shape[0] != end.shape[0]:
-        return (
-            f"{front.shape[0]} tokens ({front.name}) cannot be stitched to "
-            f"{end.shape[0]} tokens ({end.name}): the counts must match"
-        )
+
+
+def refusal(front: CutCard, end: CutCard) -> str | None:
+    """Why these two cuts cannot be stitched, or None when they can.
+
+    Tokens that meet a map, or another number of tokens, must be a square grid, with a class token
+    or without.
+    """
+    if front.kind == end.kind == "tokens" and front.shape[0] == end.shape[0]:
+        return None
+    for cut, other in ((front, end), (end, front)):
+        placed = other.kind in MAP_KINDS or other.kind == "tokens"
+        if cut.kind == "tokens" and placed and TokenGrid.of(cut) is None:
+            return (
+                f"{front.name} ({_described(front)}) cannot be stitched to {end.name} "
+                f"({_described(end)}): {cut.shape[0]} tokens are no square grid, with or without "
+                "a class token"
+            )
     return None
+
+
+def _described(cut: CutCard) -> str:
+    return f"{cut.shape[0]} tokens" if cut.kind == "tokens" else f"a {cut.kind}"
 
 
 @dataclass(frozen=True)

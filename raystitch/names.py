@@ -10,7 +10,7 @@ from typing import Literal, get_args
 Objective = Literal["hlm", "slm", "dm", "fula", "dm_lstsq", "identity"]
 Protocol = Literal["standard", "invariance", "noise", "foreign", "iris_front", "iris_end"]
 Control = Literal["class_noise"]
-RecipeName = Literal["standard", "robust", "untrained"]
+RecipeName = Literal["standard", "robust", "simclr", "untrained"]
 MarkerKind = Literal["pixel"]
 MarkerPlace = Literal["random", "per_class"]
 Augment = Literal["none", "flip_crop", "flip_resized_crop"]

@@ -103,6 +103,10 @@ class Marker(Settings):
 class RecipeFields(Settings):
     """The numbers of a recipe, as a zoo entry of the sweep file writes them too."""
 
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"augment", "temperature", "hidden", "projection", "linear_epochs", "linear_lr"}
+    )
+
     epochs: Whole = Field(
         default=200, ge=1, description="Epochs; lr falls tenfold at one and two thirds."
     )
@@ -120,6 +124,16 @@ class RecipeFields(Settings):
     share: Real = Field(
         default=0.5, ge=0, le=1, description="Robust: attacked share of each batch."
     )
+    augment: Augment = Field(
+        default="none", description="Random views of the images, one per image and epoch."
+    )
+    temperature: Real = Field(default=0.5, gt=0, description="SimCLR: temperature of NT-Xent.")
+    hidden: Whole = Field(default=1024, ge=1, description="SimCLR: width of the projector …")
+    projection: Whole = Field(default=128, ge=1, description="… and of what it gives.")
+    linear_epochs: Whole = Field(
+        default=100, ge=1, description="SimCLR: epochs of the linear classifier on the frozen rest."
+    )
+    linear_lr: Real = Field(default=0.1, gt=0, description="SimCLR: its learning rate.")
 
 
 class Recipe(RecipeFields):
@@ -127,7 +141,8 @@ class Recipe(RecipeFields):
 
     name: RecipeName = Field(
         default="standard",
-        description="`standard`; `robust`: Madry PGD on a share of each batch; `untrained`.",
+        description="`standard`; `robust`: Madry PGD on a share of each batch; `simclr`: "
+        "contrastive, then a linear classifier; `untrained`.",
     )
 
 

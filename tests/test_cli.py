@@ -88,12 +88,15 @@ def failing(tmp_path_factory):
 
 
 def five_faults(folder):
-    """A file with the faults of `PLACES`, whose pair at ``pairs[0]`` stitches a map to a vector."""
+    """A file with the faults of `PLACES`, whose pair at ``pairs[0]`` is unequal for an identity."""
     cuts = {"net": ["blocks.4"], "other": ["pool"]}
     zoo = {**FAULTS["zoo"], "other": {"arch": "raystitch/cnn5", "recipe": "untrained"}}
     pairs = [{"front": "net-1", "end": "other-0"}, *FAULTS["pairs"][1:]]
+    training = {**FAULTS["training"], "init": "identity"}
     path = folder / "faulty.yaml"
-    path.write_text(yaml.safe_dump({**FAULTS, "cuts": cuts, "zoo": zoo, "pairs": pairs}))
+    path.write_text(
+        yaml.safe_dump({**FAULTS, "cuts": cuts, "zoo": zoo, "pairs": pairs, "training": training})
+    )
     return path
 
 
@@ -148,7 +151,10 @@ def test_a_file_with_five_faults_lists_them_all(tmp_path):
     for place in (*PLACES, "pairs[0]"):
         assert f"  {place}: " in found.stderr, place
     assert "did you mean 'fula'" in found.stderr
-    assert "a map (blocks.4) cannot be stitched to a vector (pool)" in found.stderr
+    assert (
+        "T = identity needs equal shapes, but blocks.4 is (64, 4, 4) and pool is (64,)"
+        in found.stderr
+    )
     # Nothing was begun.
     assert not (tmp_path / "runs" / "sweeps").exists()
 

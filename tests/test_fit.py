@@ -213,9 +213,9 @@ def test_a_zero_target_fails_that_cell_alone_and_names_the_layer():
     assert [key for key, outcome in outcomes.items() if outcome.error] == ["fula"]
 
 
-def test_kinds_that_cannot_be_stitched_fail_at_the_start():
+def test_cuts_that_cannot_be_stitched_fail_at_the_start():
     job, end = unit()
-    outcomes = run(job, jobs(end, ["dm"], LATER))
+    outcomes = run(job, jobs(end, ["dm"], CutCard(1, "j", "tokens", (6, 5), 0)))
     assert "cannot be stitched" in outcomes["dm"].error
 
 

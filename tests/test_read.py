@@ -75,7 +75,7 @@ def test_five_faults_are_found_at_once_each_at_its_place():
     sweep, faults = parse_sweep(FIVE_FAULTS)
     known: dict[str, NetworkCard] = {
         "clean": planning.map_card(3),
-        "tokens": planning.token_card(),
+        "tokens": planning.token_card(18),
     }
     found = {f.place: f.message for f in (*faults, *card_faults(sweep, known))}
     assert set(found) == {
@@ -87,7 +87,7 @@ def test_five_faults_are_found_at_once_each_at_its_place():
     }
     assert "at least 1" in found["zoo.clean.epochs"]
     assert "did you mean 'clean-0'" in found["pairs[1].front"]
-    assert "a map (blocks.0) cannot be stitched to a tokens (layers.0)" in found["pairs[2]"]
+    assert "18 tokens are no square grid" in found["pairs[2]"]
     assert "did you mean 'fula'" in found["objectives[1]"]
     assert "there is no such field" in found["colour"]
 
@@ -129,7 +129,12 @@ def test_all_faults_are_one_error(tmp_path: Path):
         ("seeds: [0, 1]", "seeds: [0, 1], lr: fast", "zoo.clean.lr", "should be a number"),
         ("seeds: [0, 1]", "seeds: [0, 1], epochs: 1.5", "zoo.clean.epochs", "a whole number"),
         ("seeds: [0, 1]", "seeds: [0, 1], epochs: true", "zoo.clean.epochs", "whole number"),
-        ("seeds: [0, 1]", "seeds: [0, 1], eps: 0.1", "zoo.clean.eps", "`recipe: robust`"),
+        (
+            "seeds: [0, 1]",
+            "seeds: [0, 1], eps: 0.1",
+            "zoo.clean.eps",
+            "no use in `recipe: standard`",
+        ),
         ("seeds: [0, 1]", "seeds: [0, 1], recipe: robst, eps: 0.1", "zoo.clean.recipe", "robust"),
         ("seeds: [0, 1]", "seeds: [0, 1], mean: [0.5]", "zoo.clean.mean", "needs `std`"),
         (
@@ -322,12 +327,13 @@ def pair_faults(clean: NetworkCard, shortcut: NetworkCard, **changes: object) ->
     return list(card_faults(made, {"clean": clean, "shortcut": shortcut}))
 
 
-def test_token_counts_must_match():
-    assert pair_faults(planning.token_card(17), planning.token_card(17, width=8)) == []
-    (fault,) = pair_faults(planning.token_card(17), planning.token_card(50))
+def test_token_counts_that_differ_must_be_square_grids():
+    for alike in (planning.token_card(17, width=8), planning.token_card(50)):
+        assert pair_faults(planning.token_card(17), alike) == []
+    assert pair_faults(planning.token_card(19), planning.token_card(19)) == []
+    (fault,) = pair_faults(planning.token_card(17), planning.token_card(19))
     assert fault.place == "pairs[1]"
-    assert "17 tokens" in fault.message
-    assert "50" in fault.message
+    assert "19 tokens are no square grid" in fault.message
 
 
 def test_identity_needs_equal_shapes():
@@ -345,9 +351,8 @@ def test_classes_must_match():
 
 
 def test_every_refused_cut_is_not_spelled_out():
-    mixed = {"clean": "blocks", "shortcut": ["pool"]}
-    known = {"clean": planning.map_card(), "shortcut": planning.map_card()}
-    made = planning.sweep(pairs=[{"front": "shortcut-2", "end": "clean-0"}], cuts=mixed)
+    known = {"clean": planning.map_card(), "shortcut": planning.token_card(19)}
+    made = planning.sweep(pairs=[{"front": "shortcut-2", "end": "clean-0"}], cuts="blocks")
     (fault,) = card_faults(made, known)
     assert "and 2 more" in fault.message
 

@@ -17,6 +17,7 @@ from raystitch.data.markers import plant
 from raystitch.errors import RaystitchError
 from raystitch.zoo import train as training
 from raystitch.zoo.attacks import pgd
+from raystitch.zoo.batches import learning_rate
 from raystitch.zoo.models import Network, build, digest
 from raystitch.zoo.pixels import to_unit
 
@@ -189,13 +190,13 @@ def test_one_step_is_nesterov_sgd_with_coupled_decay(digits):
 )
 def test_the_learning_rate_falls_at_one_and_two_thirds(epochs, falls):
     recipe = settings.Recipe(epochs=epochs, lr=0.1)
-    rates = [training.learning_rate(recipe, epoch) for epoch in range(epochs)]
+    rates = [learning_rate(recipe.lr, recipe.epochs, epoch) for epoch in range(epochs)]
     expected = [0.1 * 0.1 ** sum(epoch >= fall for fall in falls) for epoch in range(epochs)]
     assert rates == pytest.approx(expected)
 
 
 def test_a_single_epoch_runs_at_the_full_learning_rate():
-    assert training.learning_rate(settings.Recipe(epochs=1, lr=0.1), 0) == 0.1
+    assert learning_rate(0.1, 1, 0) == 0.1
 
 
 class Recorder(nn.Module):

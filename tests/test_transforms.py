@@ -1,5 +1,6 @@
 """Stitches: what they map, how they start, what they refuse."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,20 +138,118 @@ def test_random_start_is_the_layers_own_and_follows_its_generator():
     assert made[0].std() == pytest.approx(float(own.std()), rel=0.02)
 
 
-REFUSED = [
-    (a, b) for a in names.KINDS for b in names.KINDS if a != b and {a, b} != {"map", "map_last"}
-]
+KINDS = {
+    "map": ("map", (4, 3, 3)),
+    "map_last": ("map_last", (6, 6, 4)),
+    "patches": ("tokens", (9, 4)),
+    "class token": ("tokens", (17, 4)),
+    "vector": ("vector", (4,)),
+}
+PAIRS = [(front, end) for front in KINDS for end in KINDS]
 
 
-@pytest.mark.parametrize(("front", "end"), REFUSED)
-def test_mixed_kinds_are_refused_by_name(front, end):
-    with pytest.raises(CellError, match=f"a {front} .* cannot be stitched to a {end}"):
-        Stitch(cut(*SHAPES[front][:1], *SHAPES[front][1]), cut(*SHAPES[end][:1], *SHAPES[end][1]))
+def plain_alignment(x, front, end):
+    """The table of docs/stitches.md, written out position by position: (n, positions, channels)."""
+    kind, n = KINDS[front][0], len(x)
+    side = {"map": 3, "map_last": 6, "patches": 3, "class token": 4}.get(front)
+    if kind == "map":
+        grid, first = x, x.mean((2, 3))
+    elif kind == "map_last":
+        grid, first = x.permute(0, 3, 1, 2), x.mean((1, 2))
+    elif front == "patches":
+        grid = torch.stack([x[:, 3 * row : 3 * row + 3] for row in range(3)], 1).permute(0, 3, 1, 2)
+        first = x.mean(1)
+    elif front == "class token":
+        rows = [x[:, 1 + 4 * row : 5 + 4 * row] for row in range(4)]
+        grid, first = torch.stack(rows, 1).permute(0, 3, 1, 2), x[:, 0]
+    else:
+        grid, first = x[:, :, None, None].expand(n, 4, 6, 6), x
+    if end == "vector":
+        return first[:, None]
+    wanted = {"map": 3, "map_last": 6, "patches": 3, "class token": 4}[end]
+    if side != wanted:
+        grid = torch.nn.functional.interpolate(
+            grid, size=(wanted, wanted), mode="bilinear", align_corners=False
+        )
+    patches = [grid[:, :, row, column] for row in range(wanted) for column in range(wanted)]
+    return torch.stack([first, *patches] if end == "class token" else patches, 1)
 
 
-def test_unequal_token_counts_are_refused():
-    with pytest.raises(CellError, match=r"5 tokens .* 6 tokens"):
-        Stitch(cut("tokens", 5, 4), cut("tokens", 6, 4))
+def as_rows(activation, end):
+    kind, _ = KINDS[end]
+    last = activation.permute(0, 2, 3, 1) if kind == "map" else activation
+    return last.reshape(len(last), -1, last.shape[-1])
+
+
+@pytest.mark.parametrize(("front", "end"), PAIRS)
+def test_each_pair_of_kinds_is_its_row_of_the_table(front, end):
+    (front_kind, front_shape), (end_kind, end_shape) = KINDS[front], KINDS[end]
+    wider = (5, *end_shape[1:]) if end_kind == "map" else (*end_shape[:-1], 5)
+    stitch = Stitch(cut(front_kind, *front_shape), cut(end_kind, *wider), torch.float64)
+    start_random(stitch, torch.Generator().manual_seed(0))
+    x = draw(6, *front_shape)
+    expected = plain_alignment(x, front, end) @ stitch.weight.T + stitch.bias
+    found = stitch(x)
+    assert found.shape == (6, *wider)
+    assert as_rows(found, end).allclose(expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("front", "end"), PAIRS)
+def test_least_squares_recovers_a_planted_map_between_any_kinds(front, end):
+    (front_kind, front_shape), (end_kind, end_shape) = KINDS[front], KINDS[end]
+    cuts = cut(front_kind, *front_shape), cut(end_kind, *end_shape)
+    planted = Stitch(*cuts, torch.float64)
+    start_random(planted, torch.Generator().manual_seed(1))
+    x = draw(40, *front_shape)
+    y = planted(x).detach() + 0.01 * draw(40, *end_shape, seed=9)
+    stitch = lstsq(*cuts, x, y, batch=7)
+    rows = plain_alignment(x, front, end)
+    columns = torch.cat([rows, torch.ones(*rows.shape[:2], 1)], 2).reshape(-1, 5)
+    target = as_rows(y, end).reshape(-1, 4)
+    solution = np.linalg.lstsq(columns.numpy(), target.numpy(), rcond=None)[0]
+    found = torch.cat([stitch.weight.T, stitch.bias[None]]).detach().numpy()
+    np.testing.assert_allclose(found, solution, atol=1e-9)
+    np.testing.assert_allclose(found[:4].T, planted.weight.detach().numpy(), atol=0.05)
+
+
+@pytest.mark.parametrize(("front", "end"), PAIRS)
+def test_gradients_of_any_pair_are_those_of_finite_differences(front, end):
+    (front_kind, front_shape), (end_kind, end_shape) = KINDS[front], KINDS[end]
+    stitch = Stitch(cut(front_kind, *front_shape), cut(end_kind, *end_shape), torch.float64)
+    start_random(stitch, torch.Generator().manual_seed(1))
+    x = draw(2, *front_shape).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: torch.func.functional_call(stitch, {"weight": w, "bias": b}, (x,)),
+        (x, stitch.weight.detach().requires_grad_(), stitch.bias.detach().requires_grad_()),
+    )
+
+
+@pytest.mark.parametrize("other", ["map", "map_last", "patches"])
+def test_tokens_that_are_no_grid_are_refused_by_name(other):
+    odd = cut("tokens", 6, 4)
+    for pair in ((odd, cut(KINDS[other][0], *KINDS[other][1])), (odd, cut("tokens", 7, 4))):
+        for front, end in (pair, pair[::-1]):
+            with pytest.raises(CellError, match=r"6 tokens are no square grid|7 tokens are no"):
+                Stitch(front, end)
+
+
+def test_tokens_that_are_no_grid_still_meet_their_like_and_vectors():
+    odd = cut("tokens", 6, 4)
+    x = draw(3, 6, 4)
+    for end in (odd, cut("vector", 4)):
+        stitch = Stitch(odd, end, torch.float64)
+        torch.nn.init.eye_(stitch.weight)
+        assert stitch(x).allclose(x if end is odd else x.mean(1))
+    stitch = Stitch(cut("vector", 4), odd, torch.float64)
+    torch.nn.init.eye_(stitch.weight)
+    assert torch.equal(stitch(x[:, 0]), x[:, :1].expand(-1, 6, -1))
+
+
+def test_a_vector_gives_one_row_an_image_however_many_positions_it_goes_to():
+    front, end = cut("vector", 4), cut("map", 3, 8, 8)
+    assert transforms.positions(front, end) == 1
+    with pytest.raises(CellError, match="5 rows for 5 unknowns"):
+        lstsq(front, end, draw(5, 4), draw(5, 3, 8, 8))
 
 
 def test_the_least_squares_start_draws_more_images_where_rows_are_few():

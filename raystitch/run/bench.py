@@ -27,7 +27,7 @@ from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell, Unit
 from raystitch.sweep.keys import canonical
-from raystitch.zoo.augment import augment
+from raystitch.zoo.augment import augment, training_images
 from raystitch.zoo.cuts import CutNetwork, Front, Tail
 from raystitch.zoo.modes import private_copy
 from raystitch.zoo.pixels import to_unit
@@ -207,10 +207,11 @@ class Bench:
             chosen = positions.numpy()
             if kind == "none" or marker is None:
                 return augment(to_unit(given.images[chosen], device), kind, generator)
-            views = augment(to_unit(plain.images[chosen], device), kind, generator)
             places = np.random.default_rng(generator.initial_seed())
-            pixels = (views * 255).round().to(torch.uint8).cpu().numpy()
-            return to_unit(marker.paste(pixels, given.labels[chosen], places), device)
+            labels = given.labels[chosen]
+            return training_images(
+                plain.images[chosen], labels, kind, generator, marker, places, device
+            )
 
         return images
 

@@ -136,7 +136,9 @@ def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> dict[str, str]:
 
 def _epochs(context: Context, model: str) -> int:
     entry = context.sweep.zoo[context.sweep.models()[model].entry]
-    return entry.epochs if entry.trained_here and entry.recipe != "untrained" else 0
+    if not entry.trained_here or entry.recipe == "untrained":
+        return 0
+    return entry.epochs + (entry.linear_epochs if entry.recipe == "simclr" else 0)
 
 
 def describe_model(card: ModelCard) -> str:

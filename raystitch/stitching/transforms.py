@@ -1,8 +1,9 @@
 """The stitch: a small affine map from the front's activation to the end's.
 
-map → map: bilinear resize where sizes differ, then a 1×1 convolution with bias. tokens → tokens:
-one linear map over the embedding, shared by all tokens. vector → vector: linear. All three are one
-affine map over the channels, so they share one module and one least-squares start.
+Every pair of kinds (map, tokens, vector) is the same in two steps: the front's activation is
+brought to the end's positions (`alignment`), then one affine map mixes its channels, shared by all
+positions: a 1×1 convolution with bias, or a linear map. So all pairs share one module and one
+least-squares start.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from raystitch.cards import MAP_KINDS, CutCard, refusal
 from raystitch.errors import CellError
 from raystitch.names import Init, Kind
+from raystitch.stitching.alignment import aligned
 
 
 class Stitch(nn.Module):
@@ -45,17 +47,10 @@ class Stitch(nn.Module):
     def align(self, activation: Tensor) -> Tensor:
         """The front's activation at the end's positions: what the affine map mixes.
 
-        Maps become (batch, channels, height, width) of the end's height and width, by bilinear
-        resizing with ``align_corners`` false; the rest is left as it is.
+        To a map: (batch, channels, height, width); to tokens: (batch, tokens, channels); to a
+        vector: (batch, channels). The table is in docs/stitches.md.
         """
-        if self.end.kind not in MAP_KINDS:
-            return activation
-        if self.front.kind == "map_last":
-            activation = activation.permute(0, 3, 1, 2)
-        size = self.end.shape[1:] if self.end.kind == "map" else self.end.shape[:2]
-        if tuple(activation.shape[2:]) == tuple(size):
-            return activation
-        return F.interpolate(activation, size=list(size), mode="bilinear", align_corners=False)
+        return aligned(activation, self.front, self.end)
 
     def front_rows(self, activation: Tensor) -> Tensor:
         """The aligned front activation as (batch × positions, front channels)."""
@@ -72,8 +67,8 @@ def _rows(activation: Tensor, kind: Kind) -> Tensor:
 
 
 def positions(front: CutCard, end: CutCard) -> int:
-    """Rows that one image gives the least-squares fit."""
-    return math.prod(end.shape) // end.channels
+    """Different rows that one image gives the least-squares fit: one from a vector."""
+    return 1 if front.kind == "vector" else math.prod(end.shape) // end.channels
 
 
 def start_random(stitch: Stitch, generator: torch.Generator) -> None:
@@ -107,12 +102,12 @@ def start_lstsq(stitch: Stitch, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """
     width = stitch.front.channels + 1
     reduced: Tensor | None = None
-    count = 0
+    count, places = 0, math.prod(stitch.end.shape) // stitch.end.channels
     for left, right in _row_batches(stitch, pairs):
         block = torch.cat([left, left.new_ones(len(left), 1), right], dim=1)
         stacked = block if reduced is None else torch.cat([reduced, block])
         reduced = torch.linalg.qr(stacked, mode="r").R
-        count += len(left)
+        count += len(left) * positions(stitch.front, stitch.end) // places
     if reduced is None or count <= width:
         raise CellError(
             f"init: lstsq has {count} rows for {width} unknowns at {stitch.front.name}: "

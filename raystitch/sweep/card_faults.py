@@ -82,6 +82,7 @@ def _pair_faults(
     sweep: Sweep, cards: Mapping[str, NetworkCard], selected: Mapping[str, Sequence[CutCard]]
 ) -> Iterator[Fault]:
     models = sweep.models()
+    cross = sweep.cross_layer
     identity = "identity" in sweep.objectives or any(
         sweep.varied(variant).training_under(protocol).init == "identity"
         for variant in (None, *sweep.variants)
@@ -94,7 +95,7 @@ def _pair_faults(
             return ()
         whole = list(_network_faults(cards[front], cards[end]))
         if not whole and front in selected and end in selected:
-            whole = list(_stitch_faults(selected[front], selected[end], identity))
+            whole = list(_stitch_faults(selected[front], selected[end], identity, cross))
         return tuple(whole)
 
     for place, pair in sweep.pair_list():
@@ -112,18 +113,19 @@ def _network_faults(front: NetworkCard, end: NetworkCard) -> Iterator[str]:
         )
 
 
+def _alike(front: CutCard, end: CutCard) -> bool:
+    return (front.kind, front.shape) == (end.kind, end.shape)
+
+
 def _stitch_faults(
-    front: Sequence[CutCard], end: Sequence[CutCard], identity: bool
+    front: Sequence[CutCard], end: Sequence[CutCard], identity: bool, cross_layer: bool
 ) -> Iterator[str]:
-    pairs = pair_cuts(front, end)
+    pairs = pair_cuts(front, end, cross_layer=cross_layer)
     refused = [reason for pair in pairs if (reason := refusal(*pair)) is not None]
     if refused:
         rest = f", and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
-        yield (
-            f"{'; '.join(refused[:SHOWN])}{rest}. Maps are stitched to maps, tokens to as many "
-            "tokens, vectors to vectors: choose other `cuts`"
-        )
-    unequal = [pair for pair in pairs if refusal(*pair) is None and pair[0].shape != pair[1].shape]
+        yield (f"{'; '.join(refused[:SHOWN])}{rest}. Choose other `cuts`")
+    unequal = [pair for pair in pairs if refusal(*pair) is None and not _alike(*pair)]
     if identity and unequal:
         first, second = unequal[0]
         yield (

@@ -21,7 +21,7 @@ from typing import Any, cast
 from raystitch.names import IRI_PROTOCOLS, Protocol
 from raystitch.seeds import derive
 from raystitch.settings import Marker, Recipe, Settings, Training
-from raystitch.sweep.zoo_entry import RECIPE_FIELDS, ROBUST_FIELDS, ZooEntry
+from raystitch.sweep.zoo_entry import OTHERS_FIELDS, RECIPE_FIELDS, ZooEntry
 
 KEY_VERSION = 1
 KEY_LENGTH = 20
@@ -77,7 +77,7 @@ def _plain(value: Any) -> Any:
 
 def dump_recipe(recipe: Recipe) -> Identity:
     """A recipe without the fields that it has no use for."""
-    unused = {"standard": ROBUST_FIELDS, "robust": (), "untrained": RECIPE_FIELDS}[recipe.name]
+    unused = RECIPE_FIELDS if recipe.name == "untrained" else OTHERS_FIELDS[recipe.name]
     return {name: value for name, value in dump(recipe).items() if name not in unused}
 
 

@@ -8,14 +8,19 @@ from fractions import Fraction
 from raystitch.cards import CutCard, NetworkCard
 
 
-def pair_cuts(front: Sequence[CutCard], end: Sequence[CutCard]) -> list[tuple[CutCard, CutCard]]:
+def pair_cuts(
+    front: Sequence[CutCard], end: Sequence[CutCard], *, cross_layer: bool = False
+) -> list[tuple[CutCard, CutCard]]:
     """The cuts of a front and an end that are stitched: one pair per cut of the end.
 
     The k-th with the k-th where both have as many; otherwise the front's are mapped by rounding
-    ``linspace(1, len(front), len(end))``, halves to the even place (method: cuts).
+    ``linspace(1, len(front), len(end))``, halves to the even place (method: cuts). With
+    ``cross_layer`` each one with each one.
     """
     assert front
     assert end
+    if cross_layer:
+        return [(one, other) for one in front for other in end]
     if len(front) == len(end):
         return list(zip(front, end, strict=True))
     gaps = max(len(end) - 1, 1)

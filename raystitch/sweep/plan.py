@@ -121,7 +121,7 @@ class _Expansion:
             control = {} if pair.control is None else {"control": pair.control}
             part = {**self.common, **images, **networks, **control}
             part_texts = {**self.common_texts, **_texts(images), **texts, **_texts(control)}
-            for front_cut, end_cut in pair_cuts(self._cuts(pair.front), self._cuts(pair.end)):
+            for front_cut, end_cut in self._cut_pairs(pair):
                 names = {"front_cut": front_cut.name, "end_cut": end_cut.name}
                 shared, shared_texts = {**part, **names}, {**part_texts, **_texts(names)}
                 for protocol in self.sweep.protocols:
@@ -172,6 +172,10 @@ class _Expansion:
 
     def _images(self, count: int | None, marker: str | None) -> Identity:
         return {"images": count, "marker": dump_marker(self.sweep.marker_of(marker))}
+
+    def _cut_pairs(self, pair: Pair) -> list[tuple[CutCard, CutCard]]:
+        front, end = self._cuts(pair.front), self._cuts(pair.end)
+        return pair_cuts(front, end, cross_layer=self.sweep.cross_layer)
 
     def _cuts(self, model: str) -> tuple[CutCard, ...]:
         entry = self.models[model].entry

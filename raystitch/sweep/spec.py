@@ -180,6 +180,9 @@ class Sweep(Settings):
         description="Where networks are cut: sets (blocks, stages, paper, all), names, globs, "
         "lists of them, or a mapping with one of these for each entry of the zoo.",
     )
+    cross_layer: bool = Field(
+        default=False, description="Stitch every cut of a front to every cut of an end."
+    )
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1), AfterValidator(each_once)] = (
         Field(default=TRAINED_OBJECTIVES, description="What stitches are trained for.")
     )

@@ -21,6 +21,16 @@ RESERVED_KWARGS = ("pretrained", "num_classes", "weights")
 ROBUST_FIELDS = ("eps", "step", "attack_steps", "share")
 """Fields of a recipe that only `robust` has a use for."""
 
+SIMCLR_FIELDS = ("temperature", "hidden", "projection", "linear_epochs", "linear_lr")
+"""Fields of a recipe that only `simclr` has a use for."""
+
+OTHERS_FIELDS: dict[RecipeName, tuple[str, ...]] = {
+    "standard": (*ROBUST_FIELDS, *SIMCLR_FIELDS),
+    "robust": SIMCLR_FIELDS,
+    "simclr": (*ROBUST_FIELDS, "augment"),
+}
+"""Fields that a recipe has no use for; SimCLR has views of its own."""
+
 RECIPE_FIELDS = tuple(RecipeFields.model_fields)
 
 Seed = Annotated[Whole, Field(ge=0)]
@@ -63,7 +73,8 @@ class ZooEntry(RecipeFields):
     )
     recipe: RecipeName = Field(
         default="standard",
-        description="How the sweep trains it: `standard`, `robust` (Madry PGD) or `untrained`.",
+        description="How the sweep trains it: `standard`, `robust` (Madry PGD), `simclr` or "
+        "`untrained`.",
     )
 
     @property
@@ -119,8 +130,8 @@ class ZooEntry(RecipeFields):
                 continue
             if self.recipe == "untrained":
                 yield field, "an `untrained` network has no use for it; leave it out"
-            elif field in ROBUST_FIELDS and self.recipe != "robust":
-                yield field, f"belongs to `recipe: robust`, and this is `recipe: {self.recipe}`"
+            elif field in OTHERS_FIELDS[self.recipe]:
+                yield field, f"has no use in `recipe: {self.recipe}`; leave it out"
         if self.recipe == "untrained" and self.marker is not None:
             yield "marker", "an `untrained` network sees no images to mark; leave it out"
 

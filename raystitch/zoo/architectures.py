@@ -57,7 +57,18 @@ def cnn5(classes: int, channels: int) -> nn.Module:
     return nn.Sequential(OrderedDict(parts))
 
 
-OWN: dict[str, Callable[[int, int], nn.Module]] = {"cnn5": cnn5}
+def resnet18_cifar(classes: int, channels: int) -> nn.Module:
+    """ResNet-18 for images of 32 × 32: a 3×3 stem of stride 1 and no max-pool (He et al. 2016)."""
+    from torchvision.models import resnet18
+
+    net = resnet18(num_classes=classes)
+    net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    net.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    return net
+
+
+OWN: dict[str, Callable[[int, int], nn.Module]] = {"cnn5": cnn5, "resnet18_cifar": resnet18_cifar}
 
 
 def make(

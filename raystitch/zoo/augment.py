@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from raystitch.data.markers import PlantedMarker
 from raystitch.names import Augment
+from raystitch.zoo.pixels import to_unit
 
 PADDING = 4
 """Pixels of black around an image before `flip_crop` crops it."""
@@ -28,6 +32,31 @@ def augment(images: Tensor, kind: Augment, generator: torch.Generator) -> Tensor
     them out of a black frame of 4 pixels, `flip_resized_crop` resizes a random part of each.
     """
     return AUGMENTS[kind](images, generator)
+
+
+def training_images(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    kind: Augment,
+    generator: torch.Generator,
+    marker: PlantedMarker | None,
+    places: np.random.Generator,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """uint8 images (n, channels, height, width) as a training step sees them: float32 in [0, 1].
+
+    A random view of each, then the marker, if there is one, on top of it at a place of ``places``.
+    """
+    views = augment(to_unit(images, device), kind, generator)
+    return views if marker is None else marked(views, labels, marker, places)
+
+
+def marked(
+    views: Tensor, labels: NDArray[np.int64], marker: PlantedMarker, places: np.random.Generator
+) -> Tensor:
+    """Views in [0, 1] with the marker pasted on them, as pixels of 8 bits."""
+    pixels = (views * 255).round().to(torch.uint8).cpu().numpy()
+    return to_unit(marker.paste(pixels, labels, places), views.device)
 
 
 def _none(images: Tensor, generator: torch.Generator) -> Tensor:

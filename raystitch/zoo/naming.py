@@ -194,7 +194,7 @@ def _paper(arch: str, places: list[Place], ends: list[Place]) -> list[Place]:
     by_name = {known: place for place in places for known in (*place.aliases, place.name)}
     if arch == "raystitch/cnn5":
         return ends
-    if name == "resnet18":
+    if name in ("resnet18", "resnet18_cifar"):
         stem = by_name.get("relu") or by_name.get("act1")
         return [stem, *ends] if stem is not None and len(ends) == 8 else []
     if name == "vgg16_bn":

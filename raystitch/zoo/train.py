@@ -5,10 +5,8 @@ A new recipe is one entry of `RECIPES` (and its name in ``raystitch.names``).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,11 +14,17 @@ from torch import Tensor
 from raystitch import names, settings
 from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker
-from raystitch.errors import RaystitchError
 from raystitch.seeds import derive
 from raystitch.zoo.attacks import pgd
+from raystitch.zoo.batches import OnEpoch, batches_of, run_epochs, sgd
 from raystitch.zoo.models import Network, evaluating, freeze, seeded
 from raystitch.zoo.pixels import to_unit
+from raystitch.zoo.simclr import simclr
+
+RunRecipe = Callable[
+    [Network, LabelledImages, settings.Recipe, int, "PlantedMarker | None", OnEpoch], None
+]
+"""(network, images, recipe, seed, marker, on_epoch): trains the network in place."""
 
 StepInputs = Callable[[Network, Tensor, Tensor, settings.Recipe], Tensor]
 """(network, images, labels, recipe) to the images that one step trains on."""
@@ -37,49 +41,27 @@ def train(
     *,
     seed: int,
     marker: PlantedMarker | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Network:
     """Train the network in place, on its own device, and return it frozen.
 
     SGD with Nesterov momentum and coupled weight decay; the learning rate falls tenfold at one
-    and at two thirds of the epochs. Order of images, places of the marker (fresh per image and
-    epoch) and dropout all follow from ``seed``; the global random state is left as it was. The
-    same seed gives the same bits on one kind of machine with one number of threads: torch sums in
-    another order with 2 threads than with 1.
+    and at two thirds of the epochs. Order of images, their views, places of the marker (fresh per
+    image and epoch) and dropout all follow from ``seed``; the global random state is left as it
+    was. The same seed gives the same bits on one kind of machine with one number of threads: torch
+    sums in another order with 2 threads than with 1.
     on_epoch: called with the number of epochs done and the mean loss of the last one.
     Raises `RaystitchError` when the loss is no longer finite.
     """
-    step_inputs = RECIPES[recipe.name]
-    if step_inputs is None:
-        return freeze(network)
-    network.train().requires_grad_(True)
-    optimizer = torch.optim.SGD(
-        network.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.momentum > 0,
-    )
-    with seeded(derive("training", seed), network.device):
-        for epoch in range(recipe.epochs):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, epoch)
-            batches = _batches(images, marker, recipe.batch, seed, epoch)
-            loss = _epoch(network, batches, recipe, step_inputs, optimizer)
-            if not math.isfinite(loss):
-                raise RaystitchError(
-                    f"training of {network.arch} by the recipe {recipe.name!r} diverged in epoch "
-                    f"{epoch + 1} (loss {loss}): choose a smaller lr than {recipe.lr:g}."
-                )
-            if on_epoch:
-                on_epoch(epoch + 1, loss)
+    recipe_of = RECIPES[recipe.name]
+    if recipe_of is not None:
+        with seeded(derive("training", seed), network.device):
+            recipe_of(network, images, recipe, seed, marker, on_epoch or _unheard)
     return freeze(network)
 
 
-def learning_rate(recipe: settings.Recipe, epoch: int) -> float:
-    """The learning rate of an epoch (from 0): tenfold lower at one and at two thirds of all."""
-    falls = (epoch >= max(1, recipe.epochs * k // 3) for k in (1, 2))
-    return recipe.lr * 0.1 ** sum(falls)
+def _unheard(epoch: int, loss: float) -> None:
+    pass
 
 
 def accuracy(network: Network, images: LabelledImages) -> float:
@@ -134,31 +116,36 @@ def _partly_attacked(
     return torch.cat([attacked, images[count:]])
 
 
-RECIPES: dict[names.RecipeName, StepInputs | None] = {
-    "standard": _clean,
-    "robust": _partly_attacked,
+def _supervised(step_inputs: StepInputs) -> RunRecipe:
+    """Training on labels, of the images that ``step_inputs`` makes of a batch."""
+
+    def run(
+        network: Network,
+        images: LabelledImages,
+        recipe: settings.Recipe,
+        seed: int,
+        marker: PlantedMarker | None,
+        on_epoch: OnEpoch,
+    ) -> None:
+        network.train().requires_grad_(True)
+        optimizer = sgd(network.parameters(), recipe)
+
+        def loss_of_epoch(epoch: int) -> float:
+            batches = batches_of(images, marker, recipe.batch, seed, epoch, recipe.augment)
+            return _epoch(network, batches, recipe, step_inputs, optimizer)
+
+        whose = f"training of {network.arch} by the recipe {recipe.name!r}"
+        run_epochs(optimizer, recipe.epochs, recipe.lr, loss_of_epoch, on_epoch, whose)
+
+    return run
+
+
+RECIPES: dict[names.RecipeName, RunRecipe | None] = {
+    "standard": _supervised(_clean),
+    "robust": _supervised(_partly_attacked),
+    "simclr": simclr,
     "untrained": None,
 }
-
-
-def _batches(
-    images: LabelledImages, marker: PlantedMarker | None, batch: int, seed: int, epoch: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The images once, in the order of (seed, epoch), as float32 in [0, 1], with int64 labels.
-
-    A last batch of one image is left out: BatchNorm over a vector cannot train on it.
-    """
-    generator = torch.Generator().manual_seed(derive("training order", seed, epoch))
-    order = torch.randperm(len(images), generator=generator).numpy()
-    places = np.random.default_rng(derive("marker places", seed, epoch))
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        if len(chosen) == 1 and start > 0:
-            return
-        pixels, labels = images.images[chosen], images.labels[chosen]
-        if marker is not None:
-            pixels = marker.paste(pixels, labels, places)
-        yield to_unit(pixels), torch.tensor(labels)
 
 
 def _epoch(
