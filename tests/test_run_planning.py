@@ -96,7 +96,8 @@ def test_limits_are_part_of_the_stored_sweep(storage, tmp_path):
     fewer = load_sweep(path, storage, limit_images=24, max_epochs=1)
     assert set(keys(fewer)).isdisjoint(whole)
     again = stored_again(fewer).sweep
-    assert (again.stitch_images, again.test_images) == (24, 24)
+    assert (again.data.train, again.data.test) == (24, 24)
+    assert (again.stitch_images, again.test_images) == (None, None)
     assert again.training.epochs == 1
 
 
@@ -173,20 +174,21 @@ PUBLISHED = {"preset": "published", "training": {"bn": "eval", "augment": "none"
 
 
 @pytest.mark.parametrize(
-    ("changes", "limits"),
-    [
-        (PUBLISHED, {}),
-        ({**PUBLISHED, "stitch_images": None}, {"limit_images": 100}),
-        ({"stitch_images": 1}, {}),
-        ({"training": {"drop_last": True, "batch": 60}}, {}),
-    ],
+    "changes",
+    [PUBLISHED, {"stitch_images": 1}, {"training": {"drop_last": True, "batch": 60}}],
 )
-def test_too_few_images_for_one_batch_are_a_fault(changes, limits, storage, tmp_path):
+def test_too_few_images_for_one_batch_are_a_fault(changes, storage, tmp_path):
     with pytest.raises(SweepFileError) as refused:
-        load_sweep(sweeping.write(tmp_path, **changes), storage, **limits)
+        load_sweep(sweeping.write(tmp_path, **changes), storage)
     (fault,) = refused.value.faults
     assert fault.place == "stitch_images"
     assert "no stitch would be trained" in fault.message
+
+
+def test_a_trial_run_takes_batches_that_its_images_fill(storage, tmp_path):
+    path = sweeping.write(tmp_path, preset="published", training={"epochs": 2}, stitch_images=None)
+    trial = load_sweep(path, storage, limit_images=100).sweep
+    assert trial.training_under("standard").batch == trial.training.batch == 100
 
 
 @pytest.mark.parametrize("training", [{"batch": 54, "drop_last": True}, {"held_out": 0.5}])

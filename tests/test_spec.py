@@ -181,3 +181,19 @@ def test_the_schema_is_json_and_admits_what_files_say():
     assert {"required", "additionalProperties"} <= set(schema())
     assert schema()["$defs"]["ZooEntry"]["properties"]["eps"]["anyOf"][1]["type"] == "string"
     assert "<list>" not in text
+
+
+def test_a_trial_run_trains_networks_and_optimises_iris_for_less_too():
+    zoo = {
+        "clean": {"arch": "raystitch/cnn5", "epochs": 12},
+        "untrained": {"arch": "raystitch/cnn5", "recipe": "untrained"},
+        "given": {"arch": "raystitch/cnn5", "weights": "some.pth"},
+    }
+    made = planning.sweep(zoo=zoo, pairs="all", variants={"long": {"iris": {"steps": 500}}})
+    trial = limited(made, 3)
+    assert trial.zoo["clean"].to_recipe().epochs == 3
+    assert (trial.zoo["untrained"], trial.zoo["given"]) == (
+        made.zoo["untrained"],
+        made.zoo["given"],
+    )
+    assert trial.iris.steps == trial.varied("long").iris.steps == 30

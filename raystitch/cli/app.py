@@ -26,10 +26,17 @@ Root = Annotated[
 ]
 LimitImages = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="At most N stitch and test images: a trial run."),
+    typer.Option(
+        min=1, metavar="N", help="At most N images to train and N to test on: a trial run."
+    ),
 ]
 MaxEpochs = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="At most N epochs for each stitch.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="At most N epochs for each network and stitch, 10 N steps for IRIs: a trial run.",
+    ),
 ]
 
 

@@ -24,7 +24,7 @@ from raystitch.results.store import CellStore, Reading, Storage
 from raystitch.settings import Training
 from raystitch.sweep.cells import Cell, Status, Unit, units
 from raystitch.sweep.keys import Identity, content_key
-from raystitch.sweep.limits import limited
+from raystitch.sweep.limits import fewer_images, limited
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.read import card_faults, read_sweep, require
 from raystitch.sweep.resume import pending, subtract
@@ -218,12 +218,14 @@ def _card_key(
 
 
 def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fault]]:
-    """The sweep with its numbers of images held against those there are."""
+    """The sweep with its numbers of images held against those there are, in a trial run fewer."""
     try:
         facts = sources.facts(sweep.data)
     except RaystitchError as error:
         return sweep, [Fault("data", str(error))]
     faults: list[Fault] = []
+    if limit_images is not None:
+        sweep = fewer_images(sweep, facts.train, facts.test, limit_images)
     changes: dict[str, int | None] = {}
     for field, wanted, there in (
         ("stitch_images", sweep.stitch_images, facts.train),
@@ -234,14 +236,14 @@ def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fa
             continue
         taken = min(wanted or there, limit_images or there)
         # All of them is the same images as not asking: one key.
-        changes[field] = taken if taken < there else None
+        changes[field] = taken if taken < min(there, limit_images or there) else None
     sweep = sweep.model_copy(update=changes)
     trainings = (
         sweep.varied(variant).training_under(protocol)
         for variant in (None, *sweep.variants)
         for protocol in sweep.protocols
     )
-    images = sweep.stitch_images or facts.train
+    images = sweep.stitch_images or sources.facts(sweep.data).train
     found = (fault for training in trainings for fault in _batch_faults(training, images))
     return sweep, [*faults, *dict.fromkeys(found)]
 
