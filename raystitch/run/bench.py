@@ -16,6 +16,7 @@ from raystitch.names import Augment
 from raystitch.run.activations import ByteBudget, Network, answers
 from raystitch.run.iri_sets import read_set, set_figures
 from raystitch.run.iri_specs import IriSetSpec
+from raystitch.run.measures import Measures
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.controls import ClassNoise
 from raystitch.stitching.evaluate import Answers, answer_scores
@@ -96,9 +97,14 @@ class Bench:
         }
         backward = {model: self._backward(model) for model in ends}
         by_key = {cell.key: cell for cell in cells}
+        measures = Measures(self.unit, self.workshop, whole, sides, test_labels)
+
+        def row(found: Finished) -> Row:
+            cell = by_key[found.key]
+            return self._row(cell, found, shared, backward) | measures.of(cell, found)
 
         def rows(ended: Iterator[Finished]) -> list[Row]:
-            return [self._row(by_key[found.key], found, shared, backward) for found in ended]
+            return [row(found) for found in ended]
 
         yield Epoch(fit, rows(fit.start()))
         while fit.live:
