@@ -10,6 +10,11 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pydantic_core import PydanticCustomError
+
+REFUSED = "raystitch"
+"""The pydantic error type of a refusal: its context holds ``field`` and ``sentence``."""
+
 
 class RaystitchError(ValueError):
     """Something the user can mend. The message is a whole sentence."""
@@ -59,6 +64,11 @@ class SweepFileError(RaystitchError):
         count = len(self.faults)
         head = f"{path} has {count} fault{'s' if count != 1 else ''}:"
         super().__init__("\n".join([head, *(f"  {fault}" for fault in self.faults)]))
+
+
+def refuse(sentence: str, field: str = "") -> PydanticCustomError:
+    """The error for a model to raise; ``field`` is the faulty field of that model."""
+    return PydanticCustomError(REFUSED, "{sentence}", {"sentence": sentence, "field": field})
 
 
 def choices(given: object, allowed: Iterable[str]) -> str:

@@ -13,10 +13,18 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from raystitch.errors import refuse
 from raystitch.names import (
     Augment,
     Init,
@@ -83,12 +91,19 @@ class Data(Settings):
 
 
 class Marker(Settings):
-    """A planted cue: a patch whose colour gives the class away."""
+    """A planted cue: a patch whose colour gives the class away, or one of noise (the control)."""
 
     kind: MarkerKind = Field(
-        default="pixel", description="`pixel`: a solid square, one colour per class."
+        default="pixel",
+        description="`pixel`: a solid square, one colour per class; `noise`: a square of random "
+        "noise, which says nothing of the class (a control).",
     )
-    size: Whole = Field(default=4, ge=1, description="Side of the square, in pixels.")
+    size: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="Side of the square, in pixels (when absent an eighth of the image, at least "
+        "4: 4 at 16 and 32 pixels, 28 at 224).",
+    )
     place: MarkerPlace = Field(
         default="random",
         description="`random`: anywhere, anew per image; `per_class`: a place per class.",
@@ -96,8 +111,23 @@ class Marker(Settings):
     seed: Whole | None = Field(
         default=None,
         ge=0,
-        description="Seed of colours and places (the network's own when absent).",
+        description="Seed of colours and places (when absent the network's own, or 0 for a "
+        "marker that belongs to no network).",
     )
+
+    @model_validator(mode="after")
+    def _gives_nothing_away(self) -> Marker:
+        if self.kind == "noise" and self.place == "per_class":
+            sentence = (
+                "is `per_class`, which would give the class away where `noise` is the control that "
+                "does not; use `random`"
+            )
+            raise refuse(sentence, "place")
+        return self
+
+    def with_seed(self, seed: int) -> Marker:
+        """The marker with that seed where it has none of its own."""
+        return self if self.seed is not None else self.model_copy(update={"seed": seed})
 
 
 class RecipeFields(Settings):

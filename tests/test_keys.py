@@ -114,7 +114,7 @@ def test_ready_made_networks_are_their_content():
 
 
 def test_the_untrained_twin_is_an_untrained_network_of_another_seed():
-    trained = keys.network_identity(entry(marker={}), 3, planning.IMAGES)
+    trained = keys.network_identity(entry(marker={"size": 4}), 3, planning.IMAGES)
     untrained = keys.network_identity(entry(recipe="untrained"), 3, planning.IMAGES)
     twin = keys.untrained_twin(trained, planning.IMAGES)
     assert twin == keys.untrained_twin(untrained, planning.IMAGES)

@@ -10,7 +10,7 @@ import pytest
 
 from raystitch import names, settings
 from raystitch.data.images import LabelledImages
-from raystitch.data.markers import MARKERS, farthest_colours, plant
+from raystitch.data.markers import MARKERS, farthest_colours, plant, sized
 from raystitch.errors import RaystitchError
 
 SHAPE = (3, 16, 16)
@@ -123,6 +123,70 @@ def test_colours_are_distinct(classes, channels):
     colours = farthest_colours(classes, channels)
     assert colours.shape == (classes, channels)
     assert len(np.unique(colours, axis=0)) == classes
+
+
+@pytest.mark.parametrize(
+    ("side", "size"), [(3, 3), (16, 4), (28, 4), (32, 4), (64, 8), (96, 12), (224, 28)]
+)
+def test_the_size_follows_from_the_resolution_unless_it_is_given(side, size):
+    shape = (3, side, side + 5)
+    assert sized(settings.Marker(), shape).size == plant(settings.Marker(), 10, shape, 0).size
+    assert sized(settings.Marker(), shape).size == size
+    assert sized(settings.Marker(size=2), shape).size == 2
+
+
+NOISE = settings.Marker(kind="noise", size=4)
+
+
+def patches(marked: LabelledImages) -> np.ndarray:
+    """The 4 × 4 × 3 numbers of each image's one patch: (n, 48)."""
+    found = []
+    for image in marked.images:
+        rows, columns = np.nonzero((image != 77).any(axis=0))
+        row, column = rows.min(), columns.min()
+        assert row + 4 > rows.max()
+        assert column + 4 > columns.max()
+        found.append(image[:, row : row + 4, column : column + 4].reshape(-1))
+    return np.array(found)
+
+
+def test_noise_is_uniform_and_says_nothing_of_the_class():
+    images = grey_images(2000)
+    planted = plant(NOISE, 10, SHAPE, seed=0)
+    fixed = patches(planted.paste_fixed(images, 1)).astype(float)
+    fresh = planted.paste(images.images, images.labels, np.random.default_rng(0))
+    drawn = patches(LabelledImages(fresh, images.labels, images.index)).astype(float)
+    for noise in (fixed, drawn):
+        assert abs(noise.mean() - 127.5) < 1.5
+        assert abs(noise.std() - 73.9) < 1.5
+        assert len(np.unique(noise, axis=0)) == len(images)
+        means = np.array([noise[images.labels == label].mean() for label in range(10)])
+        # A class has 9600 numbers: their mean errs by 0.75.
+        assert np.abs(means - 127.5).max() < 4
+
+
+def test_noise_depends_on_seed_salt_index_and_roll_alone():
+    images = grey_images()
+    planted = plant(NOISE, 10, SHAPE, seed=1)
+    whole = planted.paste_fixed(images, salt=1)
+    few = np.array([40, 2, 13])
+    other_labels = LabelledImages(images.images, (images.labels + 3) % 10, images.index)
+    np.testing.assert_array_equal(
+        planted.paste_fixed(other_labels.select(few), salt=1).images, whole.images[few]
+    )
+    for other in (
+        planted.paste_fixed(images, salt=2),
+        plant(NOISE, 10, SHAPE, seed=2).paste_fixed(images, salt=1),
+    ):
+        assert (other.images != whole.images).any(axis=(1, 2, 3)).all()
+    rolled = planted.paste_fixed(images, salt=1, roll=1)
+    assert ((rolled.images != 77).any(1) == (whole.images != 77).any(1)).mean() > 0.999
+    assert (patches(rolled) != patches(whole)).any(axis=1).all()
+
+
+def test_noise_at_the_place_of_a_class_is_refused():
+    with pytest.raises(ValueError, match="would give the class away"):
+        settings.Marker(kind="noise", place="per_class")
 
 
 def test_a_marker_that_does_not_fit_is_refused():

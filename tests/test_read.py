@@ -153,6 +153,10 @@ def test_all_faults_are_one_error(tmp_path: Path):
         ),
         ("arch: raystitch/cnn5, seeds: [0, 1]", "seeds: [0, 1]", "zoo.clean.arch", "is missing"),
         ("{size: 4}", "{size: 0}", "zoo.shortcut.marker.size", "at least 1"),
+        ("{size: 4}", "{kind: noise, place: per_class}", "zoo.shortcut.marker.place", "`random`"),
+        ("name: small", "name: small\nmarkers: {p: {size: 0}}", "markers.p.size", "at least 1"),
+        ("name: small", "name: small\nmarkers: {p: {kin: noise}}", "markers.p.kin", "'kind'"),
+        ("name: small", "name: small\nmarkers: {clean-0: {}}", "markers.clean-0", "another name"),
         ("{size: 4}", "{sise: 4}", "zoo.shortcut.marker.sise", "did you mean 'size'"),
         ("{front: clean-0, end: clean-1}", "{front: clean-0}", "pairs[0].end", "is missing"),
         (
@@ -374,13 +378,23 @@ def test_fula_cuts_are_looked_up_only_where_fula_is_asked_for():
     assert card_faults(made, planning.cards()) == ()
 
 
-def test_markers_and_normalisers_must_fit_the_images():
+def test_a_misspelt_marker_is_told_the_nearest():
+    text = GOOD.replace("test_marker: shortcut-2", "test_marker: pach") + "markers: {patch: {}}\n"
+    found = faults_of(text)
+    assert list(found) == ["pairs[1].test_marker"]
+    assert "shortcut-2, patch; did you mean 'patch'" in found["pairs[1].test_marker"]
+    assert faults_of(text.replace("pach", "patch")) == {}
+    faulty = faults_of(text.replace("pach", "patch").replace("patch: {}", "patch: {size: 0}"))
+    assert list(faulty) == ["markers.patch.size"]
+
+
+def test_normalisers_must_fit_the_images():
     zoo = {
         "clean": {"arch": "raystitch/cnn5", "seeds": [0, 1], "mean": [0.5], "std": [0.5]},
-        "shortcut": {"arch": "raystitch/cnn5", "seeds": [2], "marker": {"size": 17}},
+        "shortcut": {"arch": "raystitch/cnn5", "seeds": [2], "marker": {"size": 4}},
     }
     found = card_faults(planning.sweep(zoo=zoo), planning.cards())
-    assert [fault.place for fault in found] == ["zoo.clean.mean", "zoo.shortcut.marker.size"]
+    assert [fault.place for fault in found] == ["zoo.clean.mean"]
 
 
 def test_entries_without_a_card_are_passed_by():

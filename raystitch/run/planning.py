@@ -21,6 +21,7 @@ from raystitch.data.sources import SourceFacts
 from raystitch.errors import Fault, RaystitchError, StorageError
 from raystitch.files import write_text
 from raystitch.results.store import CellStore, Reading, Storage
+from raystitch.run.marking import with_sizes
 from raystitch.settings import Training
 from raystitch.sweep.cells import Cell, Status, Unit, units
 from raystitch.sweep.keys import Identity, content_key
@@ -218,12 +219,12 @@ def _card_key(
 
 
 def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fault]]:
-    """The sweep with its numbers of images held against those there are, in a trial run fewer."""
+    """The sweep held against the images there are; in a trial run it asks for fewer."""
     try:
         facts = sources.facts(sweep.data)
     except RaystitchError as error:
         return sweep, [Fault("data", str(error))]
-    faults: list[Fault] = []
+    sweep, faults = with_sizes(sweep, facts)
     if limit_images is not None:
         sweep = fewer_images(sweep, facts.train, facts.test, limit_images)
     changes: dict[str, int | None] = {}

@@ -74,9 +74,9 @@ class Workshop:
             self.cards[model] = artifacts.read_card(folder)
         return self.cards[model]
 
-    def marker(self, model: str | None) -> PlantedMarker | None:
-        """The marker of that model for the images of this sweep; None for None."""
-        found = self.context.sweep.marker_of(model)
+    def marker(self, name: str | None) -> PlantedMarker | None:
+        """The marker of that name or model for the images of this sweep; None for None."""
+        found = self.context.sweep.marker_of(name)
         if found is None:
             return None
         facts = self.context.facts
@@ -113,15 +113,16 @@ class Workshop:
         return CutNetwork(freeze(network.to(self.device)))
 
     def _stitch_images(self, marker: str | None) -> LabelledImages:
-        """The real images that stitches train on, with that model's marker."""
+        """The real images that stitches train on, with the marker of that name or model."""
         images = sources.draw(self.train_split, self.context.sweep.stitch_images)
         planted = self.marker(marker)
         return images if planted is None else planted.paste_fixed(images, STITCH_SALT)
 
-    def _test_images(self, marker: str | None) -> LabelledImages:
+    def _test_images(self, marker: str | None, roll: int = 0) -> LabelledImages:
+        """Likewise for tests; roll: each image gets the marker of class (label + roll)."""
         images = sources.draw(self.test_split, self.context.sweep.test_images)
         planted = self.marker(marker)
-        return images if planted is None else planted.paste_fixed(images, TEST_SALT)
+        return images if planted is None else planted.paste_fixed(images, TEST_SALT, roll)
 
 
 def device_of(wanted: str) -> torch.device:

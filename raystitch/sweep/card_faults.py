@@ -34,14 +34,7 @@ def _zoo_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Faul
     for name, entry in sweep.zoo.items():
         if name not in cards:
             continue
-        channels, height, width = cards[name].input_shape
-        side = min(height, width)
-        if entry.marker is not None and entry.marker.size > side:
-            yield Fault(
-                f"zoo.{name}.marker.size",
-                f"{entry.marker.size} is larger than the images of {height} × {width}; "
-                f"it should be at most {side}",
-            )
+        channels = cards[name].input_shape[0]
         if entry.mean is not None and len(entry.mean) != channels:
             message = f"has {len(entry.mean)} channels, and the images have {channels}"
             yield Fault(f"zoo.{name}.mean", message)

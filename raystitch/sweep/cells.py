@@ -19,7 +19,7 @@ class Cell:
 
     key: hash of ``settings``; unit: key of the unit it is computed in. Models are named ENTRY-SEED,
     cut indices are places among all cuts of the network, from 1.
-    stitch_marker, test_marker: models whose marker is planted in stitch and test images.
+    stitch_marker, test_marker: models or markers by name, planted in stitch and test images.
     control: what stands in for the front's activation; variant: of the sweep's settings.
     fula_cuts: the end's cuts that `fula` compares, in data order; empty for other objectives.
     shared: the settings but for objective, protocol, seed and fula cuts; one dict for many cells,

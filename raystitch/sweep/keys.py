@@ -90,8 +90,8 @@ def dump_training(training: Training) -> Identity:
 
 
 def dump_marker(marker: Marker | None) -> Identity | None:
-    """A marker whose seed is known; None for none."""
-    assert marker is None or marker.seed is not None
+    """A marker whose seed and size are known; None for none."""
+    assert marker is None or (marker.seed is not None and marker.size is not None)
     return None if marker is None else dump(marker)
 
 

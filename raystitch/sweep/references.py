@@ -18,6 +18,7 @@ def report_references(draft: Draft, sweep: Sweep, folder: Path | None) -> None:
     folder: that of the file, where weights are looked for; not looked for when None.
     """
     _report_zoo(draft, sweep, folder)
+    _report_markers(draft, sweep)
     _report_models(draft, sweep)
     _report_repeated_pairs(draft, sweep)
     _report_cuts(draft, sweep)
@@ -35,6 +36,13 @@ def _report_zoo(draft: Draft, sweep: Sweep, folder: Path | None) -> None:
             draft.report(("zoo", name, "weights"), f"there is no file {path}; give its place")
 
 
+def _report_markers(draft: Draft, sweep: Sweep) -> None:
+    models = sweep.models()
+    for name in sweep.markers:
+        if name in models:
+            draft.report(("markers", name), "is the name of a network too; give it another name")
+
+
 def _report_models(draft: Draft, sweep: Sweep) -> None:
     models = sweep.models()
     for path, name in list(_references(sweep)):
@@ -42,6 +50,14 @@ def _report_models(draft: Draft, sweep: Sweep) -> None:
         # What names a faulty entry would be right once the entry is: no fault of its own.
         unknown_zoo = not sweep.zoo or draft.is_touched(("zoo", entry))
         is_marker = str(path[-1]).endswith("_marker")
+        if is_marker and (name in sweep.markers or draft.is_touched(("markers", name))):
+            if name not in sweep.markers:
+                draft.cut_out(path)
+            continue
+        if is_marker and name not in models and name not in sweep.zoo and not unknown_zoo:
+            known = [*_marked(sweep), *sweep.markers]
+            draft.report(path, f"there is no such marker; {choices(name, known)}")
+            continue
         if name not in models and unknown_zoo:
             draft.cut_out(path)
         elif name not in models:
@@ -58,9 +74,12 @@ def _no_model(sweep: Sweep, name: str) -> str:
     return f"there is no such network; {choices(name, sweep.models())}"
 
 
+def _marked(sweep: Sweep) -> list[str]:
+    return [m.name for m in sweep.models().values() if sweep.zoo[m.entry].marker is not None]
+
+
 def _with_marker(sweep: Sweep) -> str:
-    names = [m.name for m in sweep.models().values() if sweep.zoo[m.entry].marker is not None]
-    return f"networks with one: {', '.join(names) or '(none)'}"
+    return f"networks with one: {', '.join(_marked(sweep)) or '(none)'}"
 
 
 def _references(sweep: Sweep) -> Iterator[tuple[sentences.Path, str]]:

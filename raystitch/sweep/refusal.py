@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TypeVar
 
-from pydantic_core import PydanticCustomError
+from raystitch.errors import REFUSED, refuse
 
-REFUSED = "raystitch"
-"""The pydantic error type of a refusal: its context holds ``field`` and ``sentence``."""
+__all__ = ["REFUSED", "each_once", "refuse"]
 
 Item = TypeVar("Item", bound=Hashable)
-
-
-def refuse(sentence: str, field: str = "") -> PydanticCustomError:
-    """The error to raise; ``field`` is the faulty field of the model under validation."""
-    return PydanticCustomError(REFUSED, "{sentence}", {"sentence": sentence, "field": field})
 
 
 def each_once(values: tuple[Item, ...]) -> tuple[Item, ...]:

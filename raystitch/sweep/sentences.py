@@ -24,6 +24,7 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("data",): Data,
     ("zoo", "*"): ZooEntry,
     ("zoo", "*", "marker"): Marker,
+    ("markers", "*"): Marker,
     ("pairs",): Grid,
     ("pairs", "*"): Pair,
     ("training",): Training,
@@ -38,7 +39,10 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
 """The model that describes each place; ``*`` stands for an entry's name or a list position."""
 
 
-NAMED = {("zoo",), ("training_of",), ("variants",), ("variants", "*", "training_of")}
+NAMED = {
+    *(("zoo",), ("markers",), ("training_of",), ("variants",)),
+    ("variants", "*", "training_of"),
+}
 """Places whose keys are names that the file gives."""
 
 

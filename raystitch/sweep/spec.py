@@ -93,10 +93,11 @@ class Pair(Settings):
     end: Text = Field(description="Model that gives the late half.")
     stitch_marker: Text | None = Field(
         default=None,
-        description="Model whose marker is planted in the images that the stitch trains on.",
+        description="Marker in the images that the stitch trains on: the name of a model that "
+        "has one, or of an entry of `markers`.",
     )
     test_marker: Text | None = Field(
-        default=None, description="Model whose marker is planted in the test images."
+        default=None, description="Marker in the test images, named likewise."
     )
     control: Control | None = Field(
         default=None,
@@ -172,6 +173,11 @@ class Sweep(Settings):
         description="The images: the name of a source, or a mapping."
     )
     zoo: dict[SafeName, ZooEntry] = Field(description="The networks, by the name of their entry.")
+    markers: dict[SafeName, Marker] = Field(
+        default_factory=dict[SafeName, Marker],
+        description="Markers that belong to no network, by name: for `stitch_marker` and "
+        "`test_marker`.",
+    )
     pairs: PairChoice = Field(
         description="What is stitched: `all`, `{fronts, ends}` or a list of pairs."
     )
@@ -268,11 +274,13 @@ class Sweep(Settings):
         used = {name for _, pair in self.pair_list() for name in (pair.front, pair.end)}
         return {name: model for name, model in self.models().items() if name in used}
 
-    def marker_of(self, model: str | None) -> Marker | None:
-        """The marker of that model with its seed filled in; None for None."""
-        if model is None:
+    def marker_of(self, name: str | None) -> Marker | None:
+        """The marker of that name or model with its seed filled in; None for None."""
+        if name is None:
             return None
-        found = self.models()[model]
+        if name in self.markers:
+            return self.markers[name].with_seed(0)
+        found = self.models()[name]
         return self.zoo[found.entry].marker_of(found.seed)
 
     def varied(self, variant: str | None) -> Sweep:

@@ -92,9 +92,7 @@ class ZooEntry(RecipeFields):
 
     def marker_of(self, seed: int) -> Marker | None:
         """The marker of the network with that seed, its own seed filled in."""
-        if self.marker is None or self.marker.seed is not None:
-            return self.marker
-        return self.marker.model_copy(update={"seed": seed})
+        return None if self.marker is None else self.marker.with_seed(seed)
 
     @model_validator(mode="after")
     def _consistent(self) -> ZooEntry:
