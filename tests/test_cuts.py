@@ -260,6 +260,30 @@ def test_the_papers_cuts_of_vgg16_bn() -> None:
     assert [cut.name for cut in card.select("paper")] == wanted
 
 
+def test_the_papers_cuts_of_cifars_resnet18() -> None:
+    card = describe("raystitch/resnet18_cifar", {}, 10, (3, 32, 32))
+    # The count of parameters usual for this network with 10 classes.
+    assert card.parameters == 11_173_962
+    paper = card.select("paper")
+    assert [cut.name for cut in paper] == [
+        "relu",
+        *(f"layer{stage}.{k}" for stage in (1, 2, 3, 4) for k in (0, 1)),
+    ]
+    shapes = [(64 * 2**stage, 32 // 2**stage, 32 // 2**stage) for stage in range(4)]
+    assert [cut.shape for cut in paper] == [shapes[0], *(s for s in shapes for _ in range(2))]
+
+
+def test_the_papers_cuts_of_vit_tiny_and_vit_base() -> None:
+    """ViT-Base's are every other block; narrow here, for its names do not hang on its width."""
+    tiny = describe("timm/vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4}, 10, (3, 32, 32))
+    paper = tiny.select("paper")
+    assert [cut.shape for cut in paper] == [(65, 192)] * 12 + [(192,)]
+    narrow = {"embed_dim": 24, "num_heads": 3}
+    base = describe("timm/vit_base_patch16_224", narrow, 10, (3, 224, 224)).select("paper")
+    assert [cut.name for cut in base] == [*(f"blocks.{k}" for k in range(0, 12, 2)), "head_drop"]
+    assert [cut.shape for cut in base] == [(197, 24)] * 6 + [(24,)]
+
+
 def test_a_swin_has_its_channels_last() -> None:
     card = describe(
         "timm/swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2}, 10, (3, 64, 64)

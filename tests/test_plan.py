@@ -166,6 +166,17 @@ def test_cuts_of_unlike_networks_are_paired_by_rounding():
     assert names_of(1, 3) == [("0", "0"), ("0", "1"), ("0", "2")]
 
 
+def test_cross_layer_stitches_each_cut_to_each_and_keeps_the_keys_of_like_cuts():
+    cells = plan(cross_layer=True)
+    names = ("blocks.0", "blocks.2", "blocks.4")
+    assert {(c.front_cut, c.end_cut) for c in cells} == {(f, e) for f in names for e in names}
+    like = plan()
+    assert len(cells) == 3 * len(like)
+    assert {c.key for c in like} == {c.key for c in cells if c.front_cut == c.end_cut}
+    # All ends' cuts of one front cut share its inputs: as many units as without.
+    assert len(units(cells)) == len(units(like))
+
+
 def test_fula_compares_the_cut_itself_and_the_chosen_later_ones():
     card = planning.map_card()
 

@@ -186,12 +186,15 @@ def test_the_schema_is_json_and_admits_what_files_say():
 def test_a_trial_run_trains_networks_and_optimises_iris_for_less_too():
     zoo = {
         "clean": {"arch": "raystitch/cnn5", "epochs": 12},
+        "simclr": {"arch": "raystitch/cnn5", "epochs": 2, "recipe": "simclr"},
         "untrained": {"arch": "raystitch/cnn5", "recipe": "untrained"},
         "given": {"arch": "raystitch/cnn5", "weights": "some.pth"},
     }
     made = planning.sweep(zoo=zoo, pairs="all", variants={"long": {"iris": {"steps": 500}}})
     trial = limited(made, 3)
     assert trial.zoo["clean"].to_recipe().epochs == 3
+    recipe = trial.zoo["simclr"].to_recipe()
+    assert (recipe.epochs, recipe.linear_epochs) == (2, 3)
     assert (trial.zoo["untrained"], trial.zoo["given"]) == (
         made.zoo["untrained"],
         made.zoo["given"],

@@ -1,5 +1,7 @@
 """Stitches: what they map, how they start, what they refuse."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -250,6 +252,17 @@ def test_a_vector_gives_one_row_an_image_however_many_positions_it_goes_to():
     assert transforms.positions(front, end) == 1
     with pytest.raises(CellError, match="5 rows for 5 unknowns"):
         lstsq(front, end, draw(5, 4), draw(5, 3, 8, 8))
+
+
+def test_resizing_to_more_positions_adds_no_rows_to_the_fit():
+    front, end = cut("map", 24, 2, 2), cut("map", 3, 8, 8)
+    assert transforms.positions(front, end) == transforms.positions(end, front) == 4
+    x = draw(6, 24, 2, 2)
+    stitch = Stitch(front, end, torch.float64)
+    assert torch.linalg.matrix_rank(stitch.front_rows(x)) == 24 < len(stitch.front_rows(x))
+    with pytest.raises(CellError, match="24 rows for 25 unknowns"):
+        lstsq(front, end, x, draw(6, 3, 8, 8))
+    assert images_for_lstsq(front, end, 10, 1000) == math.ceil(10 * 25 / 4)
 
 
 def test_the_least_squares_start_draws_more_images_where_rows_are_few():

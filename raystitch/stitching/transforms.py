@@ -38,10 +38,10 @@ class Stitch(nn.Module):
         self.bias = nn.Parameter(torch.zeros(end.channels, dtype=dtype))
 
     def forward(self, activation: Tensor) -> Tensor:
-        aligned = self.align(activation)
+        placed = self.align(activation)
         if self.end.kind not in MAP_KINDS:
-            return F.linear(aligned, self.weight, self.bias)
-        mixed = F.conv2d(aligned, self.weight[:, :, None, None], self.bias)
+            return F.linear(placed, self.weight, self.bias)
+        mixed = F.conv2d(placed, self.weight[:, :, None, None], self.bias)
         return mixed.permute(0, 2, 3, 1) if self.end.kind == "map_last" else mixed
 
     def align(self, activation: Tensor) -> Tensor:
@@ -67,8 +67,11 @@ def _rows(activation: Tensor, kind: Kind) -> Tensor:
 
 
 def positions(front: CutCard, end: CutCard) -> int:
-    """Different rows that one image gives the least-squares fit: one from a vector."""
-    return 1 if front.kind == "vector" else math.prod(end.shape) // end.channels
+    """Independent rows that one image gives the least-squares fit.
+
+    Resizing to more positions than the front has mixes its rows and adds none: a vector gives one.
+    """
+    return min(math.prod(cut.shape) // cut.channels for cut in (front, end))
 
 
 def start_random(stitch: Stitch, generator: torch.Generator) -> None:

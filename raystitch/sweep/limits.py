@@ -29,7 +29,9 @@ def limited(sweep: Sweep, max_epochs: int | None) -> Sweep:
     sweep = _lowered(sweep, {"epochs": most, "min_epochs": most}, steps)
 
     def shorter(entry: ZooEntry) -> ZooEntry:
-        return _at_most(entry, {"epochs": most}) if _trains(entry) else entry
+        lower = {"epochs": most} if _trains(entry) else {}
+        lower |= {"linear_epochs": most} if _trains(entry) and entry.recipe == "simclr" else {}
+        return _at_most(entry, lower)
 
     zoo = {name: shorter(entry) for name, entry in sweep.zoo.items()}
     return sweep.model_copy(update={"zoo": zoo})
