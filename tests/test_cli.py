@@ -22,7 +22,7 @@ from raystitch.names import OBJECTIVES
 from raystitch.results.query import FORMATS
 from raystitch.results.store import Storage
 
-COMMANDS = ("sweep", "plan", "check", "status", "cuts", "query", "schema")
+COMMANDS = ("sweep", "plan", "check", "status", "cuts", "query", "statistics", "schema")
 TINY = {
     "name": "tiny",
     "objectives": ["slm", "dm"],
@@ -135,6 +135,7 @@ def test_stored_sweeps_are_read_without_torch_and_ray(done):
         ("status",),
         ("status", "tiny"),
         ("query", "tiny", "SELECT * FROM cells"),
+        ("statistics", "tiny", "--show", "differences"),
     ):
         found = script(*command, "--storage", root, block=block)
         assert found.returncode == 0, found.stderr
@@ -200,7 +201,11 @@ def test_limits_are_whole_numbers_above_zero(value, done):
 
 
 def test_an_unknown_sweep_lists_those_there_are(done):
-    for command in (("status", "tinny"), ("query", "tinny", "SELECT 1 FROM cells")):
+    for command in (
+        ("status", "tinny"),
+        ("query", "tinny", "SELECT 1 FROM cells"),
+        ("statistics", "tinny"),
+    ):
         found = call(*command, "--storage", done[2])
         assert found.exit_code == 1
         assert "'tinny'" in found.output
@@ -456,6 +461,59 @@ def test_cuts_say_what_is_allowed(arguments, said):
     found = call("cuts", *arguments)
     assert found.exit_code == 2
     assert said in found.output
+
+
+# statistics
+
+
+def test_statistics_answer_in_every_format(done):
+    _, _, root = done
+
+    def ask(*more):
+        return call("statistics", "tiny", *more, "--storage", root)
+
+    stored = call("query", "tiny", "SELECT * FROM cells", "--format", "parquet", "--storage", root)
+    cells = pl.read_parquet(io.BytesIO(stored.stdout_bytes))
+    place = ["front_cut", "objective", "protocol"]
+    wanted = cells.sort(place).select(*place, "agreement", "agreement_low", "agreement_high")
+    got = pl.read_parquet(io.BytesIO(ask("--format", "parquet").stdout_bytes)).sort(place)
+    assert got.select(*place, "mean", "image_low", "image_high").rows() == wanted.rows()
+    assert pl.read_csv(io.StringIO(ask("--format", "csv").stdout)).columns == got.columns
+    assert len(json.loads(ask("--format", "json").stdout)) == COUNT
+    assert len(ask().stdout.splitlines()) == 2 + COUNT
+    assert "data" not in ask().stdout, "alike everywhere: left out of what is read"
+    raua = json.loads(ask("--show", "raua", "--by", "entries", "--format", "json").stdout)
+    assert {row["objective"] for row in raua} == {"slm", "dm"}
+    for row in raua:
+        own = cells.filter(objective=row["objective"], protocol="invariance")["agreement"]
+        assert row["mean"] == pytest.approx(own.mean())
+
+
+def test_statistics_of_seeds_that_failed_warn(failing):
+    found = call("statistics", "bad", "--storage", failing[2])
+    assert found.exit_code == 0
+    assert "warning: " in found.stderr
+    assert "fewer seeds than planned" in found.stderr
+
+
+def test_statistics_of_a_folder_without_a_sweep_take_every_row(done, tmp_path):
+    folder = done[2] / "sweeps" / "tiny" / "cells"
+    subprocess.run(["cp", "-r", folder, tmp_path / "rows"], check=True)
+    found = call("statistics", tmp_path / "rows", "--format", "json")
+    assert "every row in it is taken" in found.stderr
+    assert len(json.loads(found.stdout)) == COUNT
+
+
+def test_a_wrong_name_for_statistics_is_a_sentence(done):
+    for option, given, said in (
+        ("--show", "mean", "did you mean 'means'"),
+        ("--by", "model", "did you mean 'models'"),
+        ("--metric", "acuracy", "did you mean 'accuracy'"),
+        ("--format", "jsn", "did you mean 'json'"),
+    ):
+        found = call("statistics", "tiny", option, given, "--storage", done[2])
+        assert found.exit_code == 2
+        assert said in found.output
 
 
 # query

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from raystitch.errors import RaystitchError
-from raystitch.results.schema import CELL_SCHEMA
 from raystitch.results.summary import (
     NO_CONTROL,
     NOISE,
@@ -20,46 +19,9 @@ from raystitch.results.summary import (
     render,
     summarise,
 )
+from rows import PROTOCOLS, cell, failed, frame, three
 
 OBJECTIVES = ("hlm", "slm", "dm", "fula")
-PROTOCOLS = ("standard", "invariance", "noise")
-
-
-def cell(objective: str = "fula", protocol: str = "standard", **values: object) -> dict:
-    plain = {
-        "front_model": "clean-1",
-        "front_cut": "blocks.2",
-        "front_cut_index": 3,
-        "end_model": "clean-0",
-        "end_cut": "blocks.2",
-        "end_cut_index": 3,
-        "objective": objective,
-        "protocol": protocol,
-        "seed": 0,
-        "data": "digits",
-        "preset": "controlled",
-        "budget": 1,
-        "status": "ok",
-        "settings": "{}",
-        "agreement_sem": 0.5,
-    }
-    row = {**plain, **values}
-    place = ("front_model", "end_model", "front_cut", "stitch_marker", "budget", "seed")
-    return {"key": f"{[row.get(name) for name in place]}{objective}{protocol}", **row}
-
-
-def failed(*args: str, **values: object) -> dict:
-    return cell(*args, status="failed", error="the loss was NaN", agreement=None, **values)
-
-
-def frame(*rows: dict) -> pl.DataFrame:
-    schema = pl.DataFrame(pl.from_arrow(CELL_SCHEMA.empty_table())).schema
-    return pl.DataFrame(list(rows), schema=schema)
-
-
-def three(standard: float, invariance: float, noise: float | None, **values: object) -> list[dict]:
-    figures = zip(PROTOCOLS, (standard, invariance, noise), strict=True)
-    return [cell("fula", p, agreement=a, **values) for p, a in figures if a is not None]
 
 
 def text(summary: Summary, width: int = 100) -> str:
@@ -122,8 +84,10 @@ def test_means_are_over_the_seeds_that_are_there_and_say_how_many() -> None:
     assert row["fula_standard"] == 85
     assert row["fula_standard_sem"] == 2, "seeds share their test images: the error does not shrink"
     assert (row["fula_standard_seeds"], row["fula_standard_planned"]) == (2, 3)
+    assert row["fula_standard_sd"] == pytest.approx(math.sqrt(50))
     assert (got.planned, got.missing) == (3, 1)
-    assert "85.0*" in text(got)
+    assert "85.0±7.1*" in text(got)
+    assert "± standard deviation over seeds." in text(got)
     assert "* mean over fewer seeds than planned." in text(got)
 
 
@@ -260,6 +224,16 @@ def test_nothing_is_cut_off_at_any_width(width: int) -> None:
     assert max(map(len, printed.splitlines())) <= width
     assert printed.count("+20.0") == 12 * 4
     assert printed.count("97.6") == 12 * 4
+
+
+def test_deviations_are_left_out_of_a_table_that_they_make_too_wide() -> None:
+    rows = [row for s in (0, 1) for row in three(90.0 + s, 50.0, 20.0, seed=s)]
+    got = summarise(frame(*rows))
+    wide, narrow = text(got, 100), text(got, 35)
+    assert "90.5±0.7 50.0±0.0 20.0±0.0" in wide
+    assert "90.5 50.0  20.0 +40.5" in narrow
+    assert "±" not in narrow
+    assert "±" not in text(summarise(quickstart())), "one seed has no deviation"
 
 
 def test_cuts_of_unlike_networks_show_both_names() -> None:

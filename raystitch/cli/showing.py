@@ -126,10 +126,61 @@ def query(
     fmt = sql_query.known_format(fmt)
     rows = rows_of(run, open_storage(storage), every=every, say=say)
     warn(rows.warnings)
-    answer = sql_query.format_frame(sql_query.query(rows.frame, sql), fmt)
-    if isinstance(answer, bytes) and sys.stdout.isatty():
-        raise RaystitchError("Parquet is no text: send it to a file, as `... > cells.parquet`.")
-    typer.echo(answer, nl=False)
+    _print(sql_query.format_frame(sql_query.query(rows.frame, sql), fmt))
+
+
+@app.command()
+def statistics(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of a sweep, or a folder with rows.")
+    ],
+    show: Annotated[
+        str,
+        typer.Option(
+            "--show", metavar="TABLE", help="means, differences, directions, raua or rescaled."
+        ),
+    ] = "means",
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            metavar="GROUPS",
+            help="models: over stitch seeds; entries: over networks that differ in seed, too.",
+        ),
+    ] = "models",
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="A column of the rows with numbers.")
+    ] = "agreement",
+    fmt: Annotated[str, typer.Option("--format", help="table, csv, json or parquet.")] = "table",
+    storage: Root = DEFAULT_STORAGE,
+) -> None:
+    """Show statistics over seeds: mean, deviation, number and a 95 % interval.
+
+    \b
+    means        each cell, over its seeds; for agreement also the interval over test images
+    differences  standard - invariance and invariance - noise, cell by cell
+    directions   A -> B beside B -> A, and their difference
+    raua         mean agreement over the cuts of a pair, under invariance
+    rescaled     agreement between its noise floor (0) and the end stitched to itself (100)
+
+    \b
+    raystitch statistics quickstart --show differences
+    raystitch statistics quickstart --by entries --metric accuracy --format csv > accuracy.csv
+
+    \b
+    Exit codes: 0 shown; 1 no such sweep, or one that cannot be read; 2 a name is wrong.
+    """
+    from raystitch.results import query as sql_query
+    from raystitch.results import statistics as over_seeds
+    from raystitch.run.status import planned_rows
+
+    fmt = sql_query.known_format(fmt)
+    over_seeds.check_names(show, by, metric)
+    rows, places = planned_rows(run, open_storage(storage), say)
+    found = over_seeds.statistics(rows.frame, places, show=show, by=by, metric=metric)
+    warn([*rows.warnings, *found.warnings])
+    frame = over_seeds.readable(found.frame) if fmt == "table" else found.frame
+    _print(sql_query.format_frame(frame, fmt))
 
 
 @app.command()
@@ -147,3 +198,10 @@ def schema() -> None:
     from raystitch.sweep.spec import schema as sweep_schema
 
     typer.echo(json.dumps(sweep_schema(), indent=2))
+
+
+def _print(answer: str | bytes) -> None:
+    """An answer as text, or as bytes into a file."""
+    if isinstance(answer, bytes) and sys.stdout.isatty():
+        raise RaystitchError("Parquet is no text: send it to a file, as `... > cells.parquet`.")
+    typer.echo(answer, nl=False)

@@ -16,19 +16,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from raystitch.names import OBJECTIVES, PROTOCOLS
-from raystitch.results.schema import PLACE
-from raystitch.results.tensors import check_places, natural, ordered
+from raystitch.results.layout import CUTS, GOOD, PAIR, laid_out
+from raystitch.results.tensors import ordered
 
 MARGIN = 5.0
 """Points below which a distance to the noise control counts as none."""
 
 REAL, NOISE, NO_CONTROL = "real", "noise", "no control"
-
-PAIR = (
-    *("front_model", "end_model", "stitch_marker", "test_marker", "control", "variant"),
-    *("data", "preset", "budget"),
-)
-CUTS = ("front_cut", "front_cut_index", "end_cut", "end_cut_index")
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class Summary:
     frame: a row per pair and cut (`PAIR`, `CUTS`), then ``<objective>_<protocol>``: agreement in
     percent, mean over seeds, null where there is none; per objective ``<objective>_difference``
     (points) and ``<objective>_flag`` (`REAL`, `NOISE`, `NO_CONTROL`, or null without a
-    difference); last ``…_sem``, ``…_seeds`` (cells behind the mean) and ``…_planned``.
+    difference); last ``…_sd`` (over seeds), ``…_sem``, ``…_seeds`` (cells behind the mean) and
+    ``…_planned``.
     planned: cells that there should be; missing: how many have no good row; failed: their rows.
     """
 
@@ -74,41 +69,29 @@ def differs_from_noise(
 def summarise(cells: pl.DataFrame, planned: pl.DataFrame | None = None) -> Summary:
     """The summary of a sweep's rows (one per key, as `CellStore.read` gives them).
 
-    planned: the current plan, a frame with ``key``, `PLACE` and the cut indices; only its keys
-    count, its cells without a good row are the missing ones, and its order of pairs is kept.
-    Without it, the rows themselves are the plan and pairs stand in natural order.
+    planned: the current plan (`laid_out`): only its keys count, its cells without a good row are
+    the missing ones, and its order of pairs is kept. Without it, the rows themselves are the plan.
     """
-    columns = ["key", *PLACE, "front_cut_index", "end_cut_index"]
-    plan = _by_pair(cells).select(columns) if planned is None else planned.select(columns)
-    check_places(cells.join(plan, on="key", how="semi"))
-    outcome = cells.select("key", "status", "error", "agreement", "agreement_sem")
-    merged = plan.with_row_index("_row").join(outcome, on="key", how="left").sort("_row")
-    good = pl.col("status").eq_missing("ok") & pl.col("agreement").is_not_null()
-    objectives = ordered(plan["objective"], OBJECTIVES)
-    protocols = ordered(plan["protocol"], PROTOCOLS)
+    outcome = ("status", "error", "agreement", "agreement_sem")
+    merged = laid_out(cells, planned, outcome).with_row_index("_row")
+    good = GOOD & pl.col("agreement").is_not_null()
+    objectives = ordered(merged["objective"], OBJECTIVES)
+    protocols = ordered(merged["protocol"], PROTOCOLS)
     pairings = [
         (objective, protocol)
         for objective in objectives
         for protocol in protocols
-        if plan.filter(objective=objective, protocol=protocol).height
+        if merged.filter(objective=objective, protocol=protocol).height
     ]
     frame = _in_order(_wide(merged, good, pairings), objectives)
     failed = merged.filter(pl.col("status").eq_missing("failed"))
     missing = merged.filter(~good).height
-    return Summary(frame, objectives, protocols, plan.height, missing, failed)
+    return Summary(frame, objectives, protocols, merged.height, missing, failed)
 
 
 def render(summary: Summary) -> Rendered:
     """The summary for a console: as many objectives side by side as its width holds."""
     return Rendered(summary)
-
-
-def _by_pair(cells: pl.DataFrame) -> pl.DataFrame:
-    pairs = cells.select(PAIR).unique().rows()
-    key = {pair: [natural("" if v is None else str(v)) for v in pair] for pair in pairs}
-    rank = {pair: place for place, pair in enumerate(sorted(pairs, key=lambda pair: key[pair]))}
-    places = pl.Series("_rank", [rank[row] for row in cells.select(PAIR).rows()], dtype=pl.Int64)
-    return cells.with_columns(places).sort("_rank", "key").drop("_rank")
 
 
 def _wide(merged: pl.DataFrame, good: pl.Expr, pairings: list[tuple[str, str]]) -> pl.DataFrame:
@@ -119,6 +102,7 @@ def _wide(merged: pl.DataFrame, good: pl.Expr, pairings: list[tuple[str, str]]) 
         name = f"{objective}_{protocol}"
         values += [
             pl.col("agreement").filter(here & good).mean().alias(name),
+            pl.col("agreement").filter(here & good).std().alias(f"{name}_sd"),
             # The seeds share their test images, so averaging over seeds does not lessen this error.
             pl.col("agreement_sem").filter(here & good).mean().alias(f"{name}_sem"),
             (here & good).sum().cast(pl.Int32).alias(f"{name}_seeds"),
@@ -139,7 +123,7 @@ def _in_order(wide: pl.DataFrame, objectives: tuple[str, ...]) -> pl.DataFrame:
                 (pl.col(standard) - pl.col(invariance)).alias(f"{objective}_difference"),
                 pl.Series(f"{objective}_flag", flags, dtype=pl.String),
             )
-    behind = [name for name in wide.columns if name.endswith(("_sem", "_seeds", "_planned"))]
+    behind = [name for name in wide.columns if name.endswith(("_sd", "_sem", "_seeds", "_planned"))]
     shown = [name for name in wide.columns if name not in behind]
     fixed = len(PAIR) + len(CUTS)
     by_objective = [n for o in objectives for n in shown[fixed:] if n.startswith(f"{o}_")]
@@ -180,7 +164,10 @@ class Rendered:
         labels = [_cut_label(row) for row in summary.frame.iter_rows(named=True)]
         titles = _titles(summary.frame)
         margin = max([len(label) + 1 for label in labels], default=0)
-        blocks = {name: _block(summary, name) for name in summary.objectives}
+        blocks = {name: _block(summary, name, spread=True) for name in summary.objectives}
+        spread = all(len(block[0]) <= width - margin for block in blocks.values())
+        if not spread:
+            blocks = {name: _block(summary, name, spread=False) for name in summary.objectives}
         for group in _packed(blocks, width - margin):
             for head in zip(*(blocks[name][:2] for name in group), strict=True):
                 yield " " * margin + "".join(head), "bold"
@@ -190,19 +177,27 @@ class Rendered:
                 figures = "".join(blocks[name][2 + row] for name in group)
                 yield f" {label}".ljust(margin) + figures, ""
             yield "", ""
-        yield from ((text, "dim") for text in _legend(summary))
+        yield from ((text, "dim") for text in _legend(summary, spread))
         yield from ((text, "red") for text in _failures(summary))
 
 
-def _block(summary: Summary, objective: str) -> list[str]:
-    """One objective's columns as lines of equal length: two of heading, then one per row."""
+def _block(summary: Summary, objective: str, *, spread: bool) -> list[str]:
+    """One objective's columns as lines of equal length: two of heading, then one per row.
+
+    spread: with the deviation over seeds, where there is one.
+    """
     names = summary.columns(objective)
     heads = [name.removeprefix(f"{objective}_") for name in names]
     columns = [[_SHORT.get(head, head)] for head in heads]
     difference = f"{objective}_difference" in summary.frame.columns
     columns += [["diff "]] if difference else []
     for row in summary.frame.iter_rows(named=True):
-        figures = [_value(row[n], row[f"{n}_seeds"], row[f"{n}_planned"]) for n in names]
+        figures = [
+            _value(
+                row[n], row[f"{n}_sd"] if spread else None, row[f"{n}_seeds"], row[f"{n}_planned"]
+            )
+            for n in names
+        ]
         if difference:
             figures.append(_difference(row[f"{objective}_difference"], row[f"{objective}_flag"]))
         for column, figure in zip(columns, figures, strict=True):
@@ -228,10 +223,11 @@ def _packed(blocks: dict[str, list[str]], width: int) -> Iterator[list[str]]:
         yield group
 
 
-def _value(value: float | None, seeds: int, planned: int) -> str:
+def _value(value: float | None, sd: float | None, seeds: int, planned: int) -> str:
     if value is None:
         return "-" if planned else ""
     text = "100" if value >= 99.95 else f"{value:.1f}"
+    text += "" if sd is None else f"±{sd:.1f}"
     return f"{text}*" if seeds < planned else text
 
 
@@ -263,10 +259,11 @@ def _titles(frame: pl.DataFrame) -> list[str]:
     return titles
 
 
-def _legend(summary: Summary) -> list[str]:
+def _legend(summary: Summary, spread: bool) -> list[str]:
     frame, found = summary.frame, summary.planned - summary.missing
     flags = {f for n in frame.columns if n.endswith("_flag") for f in frame[n].drop_nulls()}
     shown = [name for objective in summary.objectives for name in summary.columns(objective)]
+    several = any(frame[f"{name}_sd"].is_not_null().any() for name in shown)
     fewer = any(
         0 < row[f"{name}_seeds"] < row[f"{name}_planned"]
         for row in frame.iter_rows(named=True)
@@ -281,6 +278,8 @@ def _legend(summary: Summary) -> list[str]:
         )
     if NO_CONTROL in flags:
         lines.append("? no control: there is no noise cell to compare with (hlm has none).")
+    if spread and several:
+        lines.append("± standard deviation over seeds.")
     if fewer:
         lines.append("* mean over fewer seeds than planned.")
     if summary.missing:

@@ -90,16 +90,23 @@ def rows_of(run: str, storage: Storage, *, every: bool, say: Say) -> Reading:
     run: a sweep's name under the storage, or the path of a folder with rows. Rows in a folder that
     belongs to no sweep have no plan: all are taken, which is said.
     """
+    if not every:
+        return planned_rows(run, storage, say)[0]
+    found = _sweep_of(run, storage)
+    return read_cells(found[0].cells(found[1]) if found else find_cells(run, storage))
+
+
+def planned_rows(run: str, storage: Storage, say: Say) -> tuple[Reading, pl.DataFrame | None]:
+    """The rows of a sweep's current plan, and the plan's places; no places where there is no plan.
+
+    run: as for `rows_of`.
+    """
     found = _sweep_of(run, storage)
     if found is None:
-        if not every:
-            say(f"{run} belongs to no stored sweep: every row in it is taken")
-        return read_cells(find_cells(run, storage))
-    home, name = found
-    if every:
-        return read_cells(home.cells(name))
-    plan = stored_plan(name, home, say)
-    return Reading(plan.rows, plan.stored.warnings)
+        say(f"{run} belongs to no stored sweep: every row in it is taken")
+        return read_cells(find_cells(run, storage)), None
+    plan = stored_plan(found[1], found[0], say)
+    return Reading(plan.rows, plan.stored.warnings), plan.places
 
 
 def reasons(plan: Plan) -> list[tuple[str, list[Cell]]]:

@@ -1,0 +1,43 @@
+"""The rows of a sweep laid out by its plan: what summary and statistics start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from raystitch.results.schema import PLACE
+from raystitch.results.tensors import check_places, natural
+
+PAIR = (
+    *("front_model", "end_model", "stitch_marker", "test_marker", "control", "variant"),
+    *("data", "preset", "budget"),
+)
+CUTS = ("front_cut", "front_cut_index", "end_cut", "end_cut_index")
+
+GOOD = pl.col("status").eq_missing("ok")
+"""Whether a planned cell has a row that did not fail."""
+
+
+def laid_out(
+    cells: pl.DataFrame, planned: pl.DataFrame | None, columns: Sequence[str]
+) -> pl.DataFrame:
+    """One row per planned cell, in the plan's order, with these ``columns`` of its stored row.
+
+    cells: one row per key, as `CellStore.read` gives them. planned: the current plan, a frame with
+    ``key``, `PLACE` and the cut indices; only its keys count. Without it the rows themselves are
+    the plan, their pairs in natural order. Raises `RaystitchError` where two share a place.
+    """
+    place = ["key", *PLACE, "front_cut_index", "end_cut_index"]
+    plan = _by_pair(cells).select(place) if planned is None else planned.select(place)
+    check_places(cells.join(plan, on="key", how="semi"))
+    outcome = cells.select("key", *columns)
+    return plan.join(outcome, on="key", how="left", maintain_order="left")
+
+
+def _by_pair(cells: pl.DataFrame) -> pl.DataFrame:
+    pairs = cells.select(PAIR).unique().rows()
+    key = {pair: [natural("" if v is None else str(v)) for v in pair] for pair in pairs}
+    rank = {pair: place for place, pair in enumerate(sorted(pairs, key=lambda pair: key[pair]))}
+    places = pl.Series("_rank", [rank[row] for row in cells.select(PAIR).rows()], dtype=pl.Int64)
+    return cells.with_columns(places).sort("_rank", "key").drop("_rank")
