@@ -78,8 +78,9 @@ class Shape:
 
 
 def _information() -> list[Shape]:
-    """One and the same network, two seeds, and a front that reads a planted colour."""
+    """One and the same network, another seed, SimCLR, and a front that reads a planted colour."""
     same, seed, bias = ("clean-0", "clean-0"), ("clean-1", "clean-0"), ("shortcut-2", "clean-0")
+    supervision = ("simclr-6", "clean-0")
     shapes = [
         Shape(
             f"identical, {protocol}: the lowest of all cuts and objectives",
@@ -129,6 +130,19 @@ def _information() -> list[Shape]:
             low=85,
         ),
         Shape(
+            f"cross-supervision, standard, hlm, {MIDDLE}",
+            lambda f: f.one(*supervision, MIDDLE, "hlm", "standard"),
+            low=80,
+        ),
+        Shape(
+            f"cross-supervision above cross-bias, invariance, fula, {MIDDLE}",
+            lambda f: (
+                f.one(*supervision, MIDDLE, "fula", "invariance")
+                - f.one(*bias, MIDDLE, "fula", "invariance")
+            ),
+            low=15,
+        ),
+        Shape(
             f"cross-seed, invariance, fula, {MIDDLE}, above its noise control",
             lambda f: (
                 f.one(*seed, MIDDLE, "fula", "invariance") - f.one(*seed, MIDDLE, "fula", "noise")
@@ -149,36 +163,60 @@ def _information() -> list[Shape]:
 
 
 def _shortcut() -> list[Shape]:
-    """A patch that neither network knows, planted where the stitch trains alone."""
+    """A patch that the end does not know, planted where the stitch trains."""
 
-    def excessive(f: Figures, marker: str, cut: str, objective: str, protocol: str) -> list[float]:
-        return f.all(
+    def excessive(
+        f: Figures, cut: str, objective: str, protocol: str, front: str = "colour-2"
+    ) -> float:
+        """Of the front that can tell the patches apart, unless said otherwise."""
+        (figure,) = f.all(
             "excessive_agreement",
-            stitch_marker=marker,
+            front_model=front,
+            stitch_marker="patch",
             end_cut=cut,
             objective=objective,
             protocol=protocol,
         )
+        return figure
 
     shapes = [
         Shape(
             f"excessive agreement, standard, {objective}, {MIDDLE}",
-            lambda f, o=objective: min(excessive(f, "patch", MIDDLE, o, "standard")),
-            low=20,
+            lambda f, o=objective: excessive(f, MIDDLE, o, "standard"),
+            low=40,
         )
         for objective in ("hlm", "slm")
     ]
     shapes += [
         Shape(
-            f"... invariance, hlm, {MIDDLE}: its labels still tell the patch's class",
-            lambda f: min(excessive(f, "patch", MIDDLE, "hlm", "invariance")),
-            low=15,
-        )
+            f"... slm above fula, standard, {MIDDLE}",
+            lambda f: (
+                excessive(f, MIDDLE, "slm", "standard") - excessive(f, MIDDLE, "fula", "standard")
+            ),
+            low=20,
+        ),
+        Shape(
+            f"... of a clean front, standard, hlm, {MIDDLE}: digits so easy need no patch",
+            lambda f: excessive(f, MIDDLE, "hlm", "standard", "clean-1"),
+            high=30,
+        ),
+        Shape(
+            f"... invariance, hlm, {MIDDLE}: blind, its labels ignore the IRIs",
+            lambda f: excessive(f, MIDDLE, "hlm", "invariance"),
+            low=40,
+        ),
+        Shape(
+            f"... slm, {MIDDLE}: standard above invariance",
+            lambda f: (
+                excessive(f, MIDDLE, "slm", "standard") - excessive(f, MIDDLE, "slm", "invariance")
+            ),
+            low=20,
+        ),
     ]
     shapes += [
         Shape(
-            f"... invariance, {objective}, {MIDDLE}: gone",
-            lambda f, o=objective: max(map(abs, excessive(f, "patch", MIDDLE, o, "invariance"))),
+            f"... invariance, {objective}, {LAST}: gone (size)",
+            lambda f, o=objective: abs(excessive(f, LAST, o, "invariance")),
             high=6,
         )
         for objective in ("slm", "dm", "fula")
@@ -186,7 +224,7 @@ def _shortcut() -> list[Shape]:
     return [
         *shapes,
         Shape(
-            "noise marker, every cut, objective and protocol: furthest from 0",
+            "noise marker, every cut, objective and protocol: the largest size",
             lambda f: max(map(abs, f.all("excessive_agreement", stitch_marker="grain"))),
             high=5,
         ),
