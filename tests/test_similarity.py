@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raystitch.errors import RaystitchError
-from raystitch.stitching.similarity import cka, cka_unbiased, stir
+from raystitch.stitching.similarity import FEATURES_AT_ONCE, cka, cka_unbiased, gram, stir
 
 
 def draw(*shape, seed=0):
@@ -68,3 +68,9 @@ def test_stir_is_one_for_iris_that_the_end_represents_alike():
     g = draw(10, 3, 2, 2)
     assert stir(g, g) == pytest.approx(1)
     assert stir(g, draw(10, 3, 2, 2, seed=1)) < 0.9
+
+
+def test_gram_of_more_features_than_are_taken_at_once():
+    activations = draw(3, 2, FEATURES_AT_ONCE).float()
+    rows = activations.flatten(1).double()
+    assert torch.allclose(gram(activations), rows @ rows.T, rtol=1e-12)

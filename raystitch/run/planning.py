@@ -34,6 +34,9 @@ from raystitch.sweep.spec import Sweep
 CARD_VERSION = 1
 """Part of a stored card's key: raised when cards of the same network come out otherwise."""
 
+LEAST_ROWS = 4
+"""Images that unbiased CKA needs."""
+
 Say = Callable[[str], None]
 
 
@@ -238,6 +241,9 @@ def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fa
         taken = min(wanted or there, limit_images or there)
         # All of them is the same images as not asking: one key.
         changes[field] = taken if taken < min(there, limit_images or there) else None
+        if sweep.evaluation.representation is not None and taken < LEAST_ROWS:
+            message = f"unbiased CKA needs at least {LEAST_ROWS} images, and these are {taken}"
+            faults.append(Fault(field, f"{message}; take more, or no `representation`"))
     sweep = sweep.model_copy(update=changes)
     trainings = (
         sweep.varied(variant).training_under(protocol)

@@ -13,9 +13,18 @@ from torch import Tensor
 from raystitch.errors import RaystitchError
 
 
-def _gram(activations: Tensor) -> Tensor:
-    rows = activations.flatten(1).double()
-    return rows @ rows.T
+FEATURES_AT_ONCE = 2**14
+"""Features that are brought to float64 at once: memory stays near that of the activations."""
+
+
+def gram(activations: Tensor) -> Tensor:
+    """Inner products of the images' features: (images, *shape) -> (images, images) in float64."""
+    blocks = activations.flatten(1).split(FEATURES_AT_ONCE, dim=1)
+    found = torch.zeros(len(activations), len(activations), dtype=torch.float64)
+    for block in blocks:
+        rows = block.to("cpu", torch.float64)
+        found += rows @ rows.T
+    return found
 
 
 def _hsic_biased(k: Tensor, m: Tensor) -> Tensor:
@@ -32,24 +41,33 @@ def _hsic_unbiased(k: Tensor, m: Tensor) -> Tensor:
     return (k * m).sum() + ones - 2 / (n - 2) * (k.sum(0) @ m.sum(0))
 
 
-def _cka(x: Tensor, y: Tensor, hsic: Callable[[Tensor, Tensor], Tensor]) -> float:
-    if len(x) != len(y):
-        raise RaystitchError(f"CKA compares the same images, but got {len(x)} and {len(y)} rows.")
-    k, m = _gram(x), _gram(y)
+def _cka(k: Tensor, m: Tensor, hsic: Callable[[Tensor, Tensor], Tensor]) -> float:
+    if len(k) != len(m):
+        raise RaystitchError(f"CKA compares the same images, but got {len(k)} and {len(m)} rows.")
     scale = hsic(k, k) * hsic(m, m)
     return float(hsic(k, m) / scale.sqrt()) if scale > 0 else float("nan")
 
 
 def cka(x: Tensor, y: Tensor) -> float:
     """Linear CKA, the biased form (Kornblith 2019): in [0, 1], NaN for constant rows."""
-    return _cka(x, y, _hsic_biased)
+    return cka_of_grams(gram(x), gram(y))
 
 
 def cka_unbiased(x: Tensor, y: Tensor) -> float:
     """Linear CKA from the unbiased HSIC (Nguyen 2021); needs at least four rows."""
-    if len(x) < 4:
-        raise RaystitchError(f"unbiased CKA needs at least 4 images, but got {len(x)}.")
-    return _cka(x, y, _hsic_unbiased)
+    return cka_unbiased_of_grams(gram(x), gram(y))
+
+
+def cka_of_grams(k: Tensor, m: Tensor) -> float:
+    """`cka` of activations with these Gram matrices."""
+    return _cka(k, m, _hsic_biased)
+
+
+def cka_unbiased_of_grams(k: Tensor, m: Tensor) -> float:
+    """`cka_unbiased` of activations with these Gram matrices."""
+    if len(k) < 4:
+        raise RaystitchError(f"unbiased CKA needs at least 4 images, but got {len(k)}.")
+    return _cka(k, m, _hsic_unbiased)
 
 
 def stir(end_activations: Tensor, end_activations_on_iris: Tensor) -> float:

@@ -10,6 +10,9 @@ from raystitch.errors import Fault, RaystitchError
 from raystitch.sweep.pairing import pair_cuts
 from raystitch.sweep.spec import Sweep
 
+LEAST_CLASSES = 3
+"""Of an end that is attacked by APGD-DLR."""
+
 SHOWN = 3
 """Refused cut pairs that one fault spells out."""
 
@@ -26,6 +29,7 @@ def card_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> tuple[Fault, 
         *cut_faults,
         *_fula_faults(sweep, cards),
         *_pair_faults(sweep, cards, selected),
+        *_evaluation_faults(sweep, cards),
     ]
     return tuple(dict.fromkeys(found))
 
@@ -38,6 +42,19 @@ def _zoo_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Faul
         if entry.mean is not None and len(entry.mean) != channels:
             message = f"has {len(entry.mean)} channels, and the images have {channels}"
             yield Fault(f"zoo.{name}.mean", message)
+
+
+def _evaluation_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Fault]:
+    if sweep.evaluation.robust is None:
+        return
+    models = sweep.models()
+    for entry in dict.fromkeys(models[pair.end].entry for _, pair in sweep.pair_list()):
+        if entry in cards and cards[entry].classes < LEAST_CLASSES:
+            yield Fault(
+                "evaluation.robust",
+                f"{entry} has {cards[entry].classes} classes, and APGD-DLR compares "
+                f"{LEAST_CLASSES} of them; leave it out",
+            )
 
 
 def _select(

@@ -164,5 +164,5 @@ def iri_identity(settings: Mapping[str, Any]) -> Identity | None:
 
 def unit_identity(settings: Mapping[str, Any]) -> Identity:
     """What the cells of one unit share: their front, cut, inputs, seed and training."""
-    ends = {"end", "end_cut", "objective", "fula_cuts", "test"}
+    ends = {"end", "end_cut", "objective", "fula_cuts", "test", "evaluation"}
     return {name: value for name, value in settings.items() if name not in ends}

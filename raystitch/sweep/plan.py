@@ -110,6 +110,14 @@ class _Expansion:
         training = {"training": dump_training(self.sweep.training_under(protocol))}
         return training | ({"iris": dump(self.sweep.iris)} if protocol in IRI_PROTOCOLS else {})
 
+    def _measured(self, pair: Pair, protocol: Protocol) -> dict[str, Any]:
+        """What is measured of a pair's cells of a protocol, where that is more than always."""
+        evaluation = self.sweep.evaluation_of(
+            pair.stitch_marker, pair.test_marker, protocol, pair.control
+        )
+        found = dump(evaluation)
+        return {"evaluation": found} if found else {}
+
     def cells(self) -> Iterator[Cell]:
         for _, pair in self.sweep.pair_list():
             images = {
@@ -127,12 +135,13 @@ class _Expansion:
                 for protocol in self.sweep.protocols:
                     if pair.control is not None and protocol != "standard":
                         continue
+                    measured = self._measured(pair, protocol)
                     yield from self._of_protocol(
                         pair,
                         (front_cut, end_cut),
                         protocol,
-                        {**shared, **self.of_protocol[protocol]},
-                        {**shared_texts, **self.of_protocol_texts[protocol]},
+                        {**shared, **self.of_protocol[protocol], **measured},
+                        {**shared_texts, **self.of_protocol_texts[protocol], **_texts(measured)},
                     )
 
     def _of_protocol(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raystitch.errors import choices
-from raystitch.names import ONE_SIDED_PROTOCOLS, UNLABELLED_PROTOCOLS
+from raystitch.names import IRI_PROTOCOLS, ONE_SIDED_PROTOCOLS, UNLABELLED_PROTOCOLS
 from raystitch.sweep import sentences
 from raystitch.sweep.draft import Draft
 from raystitch.sweep.spec import Grid, Sweep
@@ -138,6 +138,22 @@ def _report_combinations(draft: Draft, sweep: Sweep) -> None:
                 draft.report(("pairs", number, "control"), message)
     for variant in (None, *sweep.variants):
         _report_trainings(draft, sweep, variant)
+    _report_evaluation(draft, sweep)
+
+
+def _report_evaluation(draft: Draft, sweep: Sweep) -> None:
+    """Measures that apply to no cell of the sweep."""
+    marked = any(pair.test_marker or pair.stitch_marker for _, pair in sweep.pair_list())
+    if sweep.evaluation.excessive and not marked and not draft.is_touched(("pairs",)):
+        draft.report(
+            ("evaluation", "excessive"),
+            "no pair has a marker: give one a `test_marker` or `stitch_marker`, or leave it out",
+        )
+    if sweep.evaluation.test_iris and not IRI_PROTOCOLS & set(sweep.protocols):
+        draft.report(
+            ("evaluation", "test_iris"),
+            f"no protocol uses IRIs: add one of {', '.join(sorted(IRI_PROTOCOLS))}, or leave it out",
+        )
 
 
 def _report_trainings(draft: Draft, sweep: Sweep, variant: str | None) -> None:

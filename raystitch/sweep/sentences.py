@@ -10,7 +10,15 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from raystitch.errors import choices
-from raystitch.settings import Data, Iris, Marker, Training
+from raystitch.settings import (
+    Data,
+    Evaluation,
+    Iris,
+    Marker,
+    Representation,
+    Robust,
+    Training,
+)
 from raystitch.sweep.refusal import REFUSED
 from raystitch.sweep.spec import NAME_PATTERN, Execution, Grid, Pair, Sweep
 from raystitch.sweep.variants import Variant
@@ -34,6 +42,9 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("variants", "*", "training"): Training,
     ("variants", "*", "training_of", "*"): Training,
     ("variants", "*", "iris"): Iris,
+    ("evaluation",): Evaluation,
+    ("evaluation", "robust"): Robust,
+    ("evaluation", "representation"): Representation,
     ("execution",): Execution,
 }
 """The model that describes each place; ``*`` stands for an entry's name or a list position."""

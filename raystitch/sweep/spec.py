@@ -25,8 +25,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from raystitch.names import SOURCES, TRAINED_OBJECTIVES, Control, Objective, Preset, Protocol
-from raystitch.settings import Data, Iris, Marker, Real, Settings, Training, Whole
+from raystitch.names import IRI_PROTOCOLS, SOURCES, TRAINED_OBJECTIVES, Control, Objective, Preset, Protocol
+from raystitch.settings import Data, Evaluation, Iris, Marker, Real, Settings, Training, Whole
 from raystitch.sweep.presets import PRESETS
 from raystitch.sweep.refusal import each_once
 from raystitch.sweep.variants import TrainingOf, Variant, overlay, overlay_each
@@ -219,6 +219,9 @@ class Sweep(Settings):
         default_factory=dict[Protocol, Training],
         description="Settings of `training` for one protocol alone.",
     )
+    evaluation: Evaluation = Field(
+        default=Evaluation(), description="What is measured beside agreement: docs/measures.md."
+    )
     variants: dict[SafeName, Variant] = Field(
         default_factory=dict[SafeName, Variant],
         description="The whole sweep once more with other settings, by the variant's name.",
@@ -300,6 +303,15 @@ class Sweep(Settings):
         """How stitches are trained under that protocol."""
         own = self.training_of.get(protocol)
         return self.training if own is None else overlay(self.training, own)
+
+    def evaluation_of(
+        self, stitch_marker: str | None, test_marker: str | None, protocol: Protocol, control: str | None
+    ) -> Evaluation:
+        """What is measured of cells of these markers, this protocol and this control."""
+        marker = test_marker or stitch_marker
+        return self.evaluation.where(
+            marker=marker, iris=protocol in IRI_PROTOCOLS, control=control
+        )
 
     def cuts_of(self, entry: str) -> str | tuple[str, ...] | None:
         """What ``cuts`` says for that entry; None where a mapping leaves it out."""
