@@ -70,7 +70,8 @@ def test_robust_accuracy_is_that_of_the_authors_whole_code(trained):
         network, eps=EPS, version="custom", attacks=["apgd-ce", "apgd-dlr"], seed=0
     )
     judge.apgd = autopgd_base.APGDAttack(network, n_iter=20, eps=EPS, seed=0, device="cpu")
-    theirs = right(network, judge.run_standard_evaluation(images, labels, bs=100), labels)
+    made = judge.run_standard_evaluation(images, labels, batch_size=100)[0]
+    theirs = right(network, made, labels)
     made = attack(network, images, labels, np.arange(len(images)), eps=EPS, step=2 * EPS, steps=20)
     ours = right(network, made, labels)
     assert 100 * abs(float(ours.float().mean()) - float(theirs.float().mean())) <= 1

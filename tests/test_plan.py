@@ -15,7 +15,7 @@ import planning
 from raystitch.errors import RaystitchError
 from raystitch.sweep.cells import Cell, Unit, counts, units
 from raystitch.sweep.estimate import Cost, estimate, total
-from raystitch.sweep.keys import canonical, content_key
+from raystitch.sweep.keys import canonical, content_key, iri_identity
 from raystitch.sweep.pairing import fula_cuts, pair_cuts
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.resume import pending, subtract, why
@@ -115,6 +115,49 @@ def test_fula_cuts_change_only_fula_cells():
     before = {c.key: c.objective for c in plan()}
     after = {c.key for c in plan(fula_cuts="paper")}
     assert {objective for key, objective in before.items() if key not in after} == {"fula"}
+
+
+def test_each_measure_is_in_the_keys_of_the_cells_it_applies_to_alone():
+    pairs = [
+        {"front": "clean-1", "end": "clean-0"},
+        {"front": "clean-1", "end": "clean-0", "test_marker": "shortcut-2"},
+        {"front": "clean-1", "end": "clean-0", "control": "class_noise"},
+    ]
+
+    def measured(**evaluation: Any) -> set[tuple[bool, bool, str]]:
+        given = {"pairs": pairs, "protocols": ["standard", "invariance", "noise"]}
+        plain = {cell.key for cell in plan(**given)}
+        return {
+            (cell.test_marker is not None, cell.control is not None, cell.protocol)
+            for cell in plan(**given, evaluation=evaluation)
+            if cell.key not in plain
+        }
+
+    free = {(False, False, name) for name in ("standard", "invariance", "noise")}
+    marked = {(True, False, name) for name in ("standard", "invariance", "noise")}
+    assert measured() == measured(robust=False, representation=None) == set()
+    assert measured(excessive=True) == marked
+    assert measured(robust=True) == measured(representation=True) == free | marked
+    assert measured(test_iris=True) == {
+        (False, False, "invariance"),
+        (True, False, "invariance"),
+    }
+
+
+def test_a_measure_written_out_at_its_defaults_is_the_same_as_true():
+    written = {"robust": {"eps": "8/255", "steps": 20}, "representation": {"images": 1024}}
+    switched = {"robust": True, "representation": True}
+    assert [cell.key for cell in plan(evaluation=written)] == [
+        cell.key for cell in plan(evaluation=switched)
+    ]
+    other = plan(evaluation={"robust": {"eps": "4/255"}})
+    assert other[0].key != plan(evaluation={"robust": True})[0].key
+
+
+def test_measures_move_no_unit_and_no_iris():
+    for one, other in zip(plan(), plan(evaluation={"robust": True}), strict=True):
+        assert one.unit == other.unit
+        assert iri_identity(one.settings) == iri_identity(other.settings)
 
 
 def test_an_alias_of_a_cut_is_the_same_cell():
@@ -329,6 +372,8 @@ def test_flops_of_a_unit():
     assert flops("dm", budget=4) == once + 40 * 512 * 3 * mixing
     iris = flops("dm", protocols=["invariance"], iris={"steps": 100}) - flops("dm")
     assert iris == 512 * 100 * 2 * front
+    attacks = flops("dm", evaluation={"robust": {"steps": 9, "images": 50}}) - flops("dm")
+    assert attacks == 50 * 2 * 10 * 2 * (front + mixing + end - 3000)
 
 
 def test_units_run_one_after_another():

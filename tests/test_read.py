@@ -399,3 +399,32 @@ def test_normalisers_must_fit_the_images():
 
 def test_entries_without_a_card_are_passed_by():
     assert card_faults(planning.sweep(pairs="all"), {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("block", "place", "sentence"),
+    [
+        ("{excessive: true}", "evaluation.excessive", "no pair has a marker"),
+        ("{test_iris: true}", "evaluation.test_iris", "no protocol uses IRIs; add one of foreign"),
+        ("{robust: {epz: 1}}", "evaluation.robust.epz", "did you mean 'eps'"),
+        ("{robust: {eps: 9}}", "evaluation.robust.eps", "should be at most 1"),
+        ("{robust: 8}", "evaluation.robust", "a mapping"),
+        ("{representation: {images: 3}}", "evaluation.representation.images", "at least 4"),
+        ("{excesive: true}", "evaluation.excesive", "did you mean 'excessive'"),
+    ],
+)
+def test_faults_of_measures(block: str, place: str, sentence: str):
+    text = GOOD[: GOOD.index("  - {front: shortcut-2")]
+    faults = faults_of(f"{text}protocols: [standard]\nevaluation: {block}\n")
+    assert list(faults) == [place]
+    assert sentence in faults[place]
+
+
+def test_apgd_dlr_needs_three_classes():
+    sweep, _ = parse_sweep(GOOD + "evaluation: {robust: true}\n")
+    assert sweep is not None
+    card = planning.map_card(classes=2)
+    faults = card_faults(sweep, {"clean": card, "shortcut": card})
+    assert [fault.place for fault in faults] == ["evaluation.robust"]
+    assert "clean has 2 classes" in faults[0].message
+    assert card_faults(sweep, planning.cards()) == ()

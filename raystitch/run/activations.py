@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raystitch.stitching.evaluate import Answers
 from raystitch.stitching.objectives import Answer
+from raystitch.zoo.cuts import CutNetwork, Tail
 from raystitch.zoo.pixels import to_unit
 
 COMPUTE_BATCH = 128
@@ -52,6 +53,21 @@ class Kept:
         logits = None if self.logits is None else self.logits[positions.to(self.logits.device)]
         found = {cut: held[positions.to(held.device)] for cut, held in self.activations.items()}
         return Answer(found, logits)
+
+
+def observed(network: CutNetwork, taps: tuple[str, ...]) -> Network:
+    """The whole network as a function of images that answers at these cuts."""
+    return answering(network.observer(taps), taps)
+
+
+def answering(observer: Tail, taps: tuple[str, ...]) -> Network:
+    """The same of an observer that is there already, made with these taps."""
+
+    def answer(images: Tensor) -> Answer:
+        logits, activations = observer.observe(images)
+        return Answer(dict(zip(taps, activations, strict=True)), logits)
+
+    return answer
 
 
 class Recomputed:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from raystitch.data.images import LabelledImages
+from raystitch.evaluation import Robust
 from raystitch.run.activations import COMPUTE_BATCH, Network
-from raystitch.settings import Robust
 from raystitch.stitching.evaluate import EVALUATION_BATCH, stitched_scores
 from raystitch.stitching.objectives import Answer
 from raystitch.zoo.apgd import attack

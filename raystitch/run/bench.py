@@ -13,10 +13,10 @@ from torch import Tensor
 from raystitch import __version__
 from raystitch.data.images import LabelledImages
 from raystitch.names import Augment
-from raystitch.run.activations import ByteBudget, Network, answers
+from raystitch.run.activations import ByteBudget, Network, answering, answers, observed
 from raystitch.run.iri_sets import read_set, set_figures
 from raystitch.run.iri_specs import IriSetSpec
-from raystitch.run.measures import Measures
+from raystitch.run.measures import Measures, Shared
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.controls import ClassNoise
 from raystitch.stitching.evaluate import Answers, answer_scores
@@ -29,7 +29,7 @@ from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell, Unit
 from raystitch.sweep.keys import canonical
 from raystitch.zoo.augment import augment, training_images
-from raystitch.zoo.cuts import CutNetwork, Front, Tail
+from raystitch.zoo.cuts import Front, Tail
 from raystitch.zoo.modes import private_copy
 from raystitch.zoo.pixels import to_unit
 
@@ -80,7 +80,7 @@ class Bench:
         budget = ByteBudget(self.sweep.execution.activation_bytes)
         test = self.workshop.test_images(test_marker)
         whole = answers(
-            _observed(self.front, (self.front_cut.name,)), test.images, self.workshop.device, budget
+            observed(self.front, (self.front_cut.name,)), test.images, self.workshop.device, budget
         )
         half = self._private(self.front.front(self.front_cut.name))
         front = self._front_side(half, test, whole, budget)
@@ -89,7 +89,8 @@ class Bench:
         test_labels = torch.from_numpy(test.labels)
         live = self._live(half, cells) if self.training.live else None
         unit_job = self._job(front, sides, test_labels, live)
-        fit = UnitFit(unit_job, [self._cell_job(c) for c in cells], states)
+        jobs = {cell.key: self._cell_job(cell) for cell in cells}
+        fit = UnitFit(unit_job, list(jobs.values()), states)
         shared = {
             "accuracy_front": self._accuracy_front(whole, test_labels),
             "test_images": len(test),
@@ -97,11 +98,15 @@ class Bench:
         }
         backward = {model: self._backward(model) for model in ends}
         by_key = {cell.key: cell for cell in cells}
-        measures = Measures(self.unit, self.workshop, whole, sides, test_labels)
+        measures = Measures(
+            self._shared(test_marker, test, half, whole, sides, budget), self.workshop
+        )
 
         def row(found: Finished) -> Row:
             cell = by_key[found.key]
-            return self._row(cell, found, shared, backward) | measures.of(cell, found)
+            return self._row(cell, found, shared, backward) | measures.of(
+                cell, jobs[cell.key].tail, found
+            )
 
         def rows(ended: Iterator[Finished]) -> list[Row]:
             return [row(found) for found in ended]
@@ -109,6 +114,25 @@ class Bench:
         yield Epoch(fit, rows(fit.start()))
         while fit.live:
             yield Epoch(fit, rows(fit.epoch()))
+
+    def _shared(
+        self,
+        test_marker: str | None,
+        test: LabelledImages,
+        half: Front,
+        whole: Answers,
+        ends: Mapping[str, Side],
+        budget: ByteBudget,
+    ) -> Shared:
+        unit = self.unit
+        evaluation = self.sweep.evaluation_of(
+            unit.stitch_marker, test_marker, unit.protocol, unit.control
+        )
+        iris = self.own if self.figures else None
+        half_of = self._activation(half)
+        return Shared(
+            unit, evaluation, test_marker, test, half_of, whole, ends, self.real, iris, budget
+        )
 
     def _accuracy_front(self, whole: Answers, test_labels: Tensor) -> float | None:
         """None where something stands in for the front."""
@@ -176,8 +200,8 @@ class Bench:
     def _end_side(
         self, model: str, cells: Sequence[Cell], test: LabelledImages, budget: ByteBudget
     ) -> Side:
-        network = _observed(self.workshop.cut_network(model), _taps(model, cells))
-        plain = _observed(self.workshop.cut_network(model), ())
+        network = observed(self.workshop.cut_network(model), _taps(model, cells))
+        plain = observed(self.workshop.cut_network(model), ())
         device = self.workshop.device
         return Side(
             answers(network, self.inputs["end"].images, device, budget),
@@ -191,7 +215,7 @@ class Bench:
         for model in dict.fromkeys(cell.end_model for cell in cells):
             taps = _taps(model, cells)
             observer = self._private(self.workshop.cut_network(model).observer(taps))
-            ends[model] = LiveHalf(observer, _answering(observer, taps))
+            ends[model] = LiveHalf(observer, answering(observer, taps))
         front_images = self._views("front")
         same = self.inputs["front"] is self.inputs["end"]
         return Live(
@@ -254,7 +278,7 @@ class Bench:
 
     def _without_stitch(self, model: str, iris: LabelledImages) -> float:
         """Agreement of a network on IRIs with itself on their images, in percent."""
-        network = _observed(self.workshop.cut_network(model), ())
+        network = observed(self.workshop.cut_network(model), ())
         device, labels = self.workshop.device, torch.from_numpy(self.real.labels)
         on_iris = answers(network, iris.images, device, ByteBudget(0))
         on_images = answers(network, self.real.images, device, ByteBudget(0))
@@ -276,19 +300,6 @@ def _taps(model: str, cells: Sequence[Cell]) -> tuple[str, ...]:
     """The cuts that the cells of one end compare."""
     of_end = [cell for cell in cells if cell.end_model == model]
     return tuple(dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts)))
-
-
-def _observed(network: CutNetwork, taps: tuple[str, ...]) -> Network:
-    """The whole network as a function of images that answers at these cuts."""
-    return _answering(network.observer(taps), taps)
-
-
-def _answering(observer: Tail, taps: tuple[str, ...]) -> Network:
-    def answer(images: Tensor) -> Answer:
-        logits, activations = observer.observe(images)
-        return Answer(dict(zip(taps, activations, strict=True)), logits)
-
-    return answer
 
 
 def _identity(cell: Cell, workshop: Workshop) -> Row:

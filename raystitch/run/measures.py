@@ -3,57 +3,178 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from raystitch.data.images import LabelledImages
+from raystitch.evaluation import Evaluation
+from raystitch.run.activations import COMPUTE_BATCH, ByteBudget, Network, answers, observed
+from raystitch.run.attacked import evenly, robust_scores
 from raystitch.run.workshop import Workshop
-from raystitch.stitching.evaluate import Answers, answer_scores
-from raystitch.stitching.jobs import Finished, Side
+from raystitch.stitching.evaluate import Answers, answer_scores, stitched_scores
+from raystitch.stitching.jobs import Finished, Side, Tail
+from raystitch.stitching.similarity import cka_of_grams, cka_unbiased_of_grams, gram
 from raystitch.stitching.spectrum import spectrum_scores
 from raystitch.sweep.cells import Cell, Unit
+from raystitch.zoo.pixels import to_unit
 
 Row = dict[str, Any]
+Stitched = Callable[[Tensor], Tensor]
+"""The front's activation to the logits of the stitched network."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the cells that are measured together share: a unit's, of one test marker.
+
+    evaluation: what applies to them; half: images to the front's activation, as it is scored;
+    front: what the whole front answers on the test images; ends: what each end does; real, iris:
+    images and their IRIs, None where the protocol has none; budget: of activations still kept.
+    """
+
+    unit: Unit
+    evaluation: Evaluation
+    test_marker: str | None
+    test: LabelledImages
+    half: Network
+    front: Answers
+    ends: Mapping[str, Side]
+    real: LabelledImages
+    iris: LabelledImages | None
+    budget: ByteBudget
 
 
 class Measures:
-    """The further figures of the cells of a unit that share their test images.
+    """The further figures of cells. What several of them need is computed once."""
 
-    front: what the whole front answers on the test images; ends: what each end does.
-    """
-
-    def __init__(
-        self,
-        unit: Unit,
-        workshop: Workshop,
-        front: Answers,
-        ends: Mapping[str, Side],
-        test_labels: Tensor,
-    ) -> None:
-        self.unit, self.workshop = unit, workshop
-        self.front, self.ends, self.test_labels = front, ends, test_labels
+    def __init__(self, shared: Shared, workshop: Workshop) -> None:
+        self.shared, self.workshop = shared, workshop
+        self.labels = torch.from_numpy(shared.test.labels)
         self.agreement_front = cache(self._agreement_front)
+        self.representation = cache(self._representation)
+        self.front_gram = cache(self._front_gram)
+        self.marked = cache(self._marked)
+        self.front_on = cache(self._front_on)
+        self.end_on = cache(self._end_on)
 
-    def of(self, cell: Cell, found: Finished) -> Row:
+    def of(self, cell: Cell, tail: Tail, found: Finished) -> Row:
         """Columns of the cell's row; its `seconds` with the time that this took."""
-        if found.stitch is None:
+        stitch = found.stitch
+        if stitch is None:
             return {}
         began = time.perf_counter()
+
+        def stitched(activation: Tensor) -> Tensor:
+            return tail(stitch(activation))
+
+        evaluation = self.shared.evaluation
         figures: Row = {
-            **spectrum_scores(found.stitch.weight),
+            **spectrum_scores(stitch.weight),
             "agreement_front": self.agreement_front(cell.end_model),
         }
+        if evaluation.representation is not None:
+            figures |= self.representation(cell.end_model, cell.end_cut)
+        if evaluation.excessive:
+            figures |= self._excessive(cell, stitched, found.scores["agreement"])
+        if evaluation.robust is not None:
+            figures |= self._robust(cell, stitched)
         return {**figures, "seconds": found.seconds + time.perf_counter() - began}
 
     def _agreement_front(self, end: str) -> float | None:
         """Of the front alone, whole and without a stitch, with the end; None where nothing stands
         for it (something else does, or it knows other classes).
         """
-        card_of = self.workshop.context.card_of
-        if self.unit.control is not None:
+        card_of, unit = self.workshop.context.card_of, self.shared.unit
+        if unit.control is not None:
             return None
-        if card_of(self.unit.front_model).classes != card_of(end).classes:
+        if card_of(unit.front_model).classes != card_of(end).classes:
             return None
-        return answer_scores(self.front, self.ends[end].test, self.test_labels)["agreement"]
+        end_answers = self.shared.ends[end].test
+        return answer_scores(self.shared.front, end_answers, self.labels)["agreement"]
+
+    def _excessive(self, cell: Cell, stitched: Stitched, agreement: float) -> Row:
+        """Matched markers less rolled ones: the same images, each with the next class's marker."""
+        found = {
+            roll: self._agreement(cell, stitched, roll)
+            for roll in (0, 1)
+            if roll or self.shared.test_marker is None
+        }
+        matched, rolled = found.get(0, agreement), found[1]
+        return {
+            "agreement_matched": matched,
+            "agreement_rolled": rolled,
+            "excessive_agreement": matched - rolled,
+        }
+
+    def _agreement(self, cell: Cell, stitched: Stitched, roll: int) -> float:
+        front, end = self.front_on(roll), self.end_on(cell.end_model, roll)
+        cut = self.shared.unit.front_cut
+        return stitched_scores(stitched, front, cut, end, self.labels)["agreement"]
+
+    def _marked(self, roll: int) -> LabelledImages:
+        """Test images with the pair's marker, of the test images or else of the stitch's."""
+        marker = self.shared.test_marker or self.shared.unit.stitch_marker
+        return self.workshop.test_images(marker, roll)
+
+    def _front_on(self, roll: int) -> Answers:
+        """Not kept: private halves drift between the epochs in which cells end."""
+        images = self.marked(roll).images
+        return answers(self.shared.half, images, self.workshop.device, ByteBudget(0))
+
+    def _end_on(self, model: str, roll: int) -> Answers:
+        network = observed(self.workshop.cut_network(model), ())
+        images = self.marked(roll).images
+        return answers(network, images, self.workshop.device, self.shared.budget)
+
+    def _robust(self, cell: Cell, stitched: Stitched) -> Row:
+        assert self.shared.evaluation.robust is not None
+        return robust_scores(
+            self.shared.test,
+            self.shared.half,
+            self.shared.unit.front_cut,
+            stitched,
+            observed(self.workshop.cut_network(cell.end_model), ()),
+            self.shared.evaluation.robust,
+            self.workshop.device,
+        )
+
+    def _representation(self, end: str, cut: str) -> Row:
+        """CKA of the frozen networks at the two cuts; STIR of the end's on images and IRIs."""
+        tested = self._gram(end, cut, self._compared(self.shared.test))
+        found: Row = {
+            "cka": cka_of_grams(self.front_gram(), tested),
+            "cka_unbiased": cka_unbiased_of_grams(self.front_gram(), tested),
+        }
+        if self.shared.iris is None:
+            return found
+        real, iris = (
+            self._gram(end, cut, self._compared(images))
+            for images in (self.shared.real, self.shared.iris)
+        )
+        stir = {
+            "stir": cka_of_grams(real, iris),
+            "stir_unbiased": cka_unbiased_of_grams(real, iris),
+        }
+        return found | stir
+
+    def _front_gram(self) -> Tensor:
+        unit = self.shared.unit
+        return self._gram(unit.front_model, unit.front_cut, self._compared(self.shared.test))
+
+    def _compared(self, images: LabelledImages) -> LabelledImages:
+        assert self.shared.evaluation.representation is not None
+        return images.select(evenly(len(images), self.shared.evaluation.representation.images))
+
+    def _gram(self, model: str, cut: str, images: LabelledImages) -> Tensor:
+        """Gram matrix of a network's activations at a cut."""
+        network = self.workshop.cut_network(model).front(cut)
+        chunks = np.array_split(images.images, range(COMPUTE_BATCH, len(images), COMPUTE_BATCH))
+        with torch.no_grad():
+            parts = [network(to_unit(chunk, self.workshop.device)) for chunk in chunks]
+        return gram(torch.cat(parts))

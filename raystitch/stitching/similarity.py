@@ -12,7 +12,6 @@ from torch import Tensor
 
 from raystitch.errors import RaystitchError
 
-
 FEATURES_AT_ONCE = 2**14
 """Features that are brought to float64 at once: memory stays near that of the activations."""
 

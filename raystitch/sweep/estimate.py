@@ -40,7 +40,8 @@ def estimate(
       activations, n × F(i); targets, n × G for each end; training, for each cell
       E × n × (3 C(T) + 2 (F(last) − F(j))), with the end's tail run forward and backward from its
       cut j to the last layer the objective looks at (`dm`: j itself); tests, for each cell
-      m × (F(i) + C(T) + G − F(j)). Where nothing can be kept (`training.live`) the activations and
+      m × (F(i) + C(T) + G − F(j)), and twice that for each step of the two attacks of `robust`, on its
+      images. Where nothing can be kept (`training.live`) the activations and
       targets are computed in every epoch too, and attacked images take their steps through all.
     """
     sweep = sweep.varied(unit.variant)
@@ -68,6 +69,9 @@ def estimate(
             step = 3 * mixing + 2 * (_last_flops(cell, card) - cut.flops) + 2 * attacked * whole
             flops += round(epochs * stitch * step)
         flops += test * whole
+        robust = sweep.evaluation.robust
+        if robust is not None and cell.control is None:
+            flops += 2 * (robust.steps + 1) * 2 * whole * _at_most(robust.images, test)
     return Cost(stitch * kept, flops)
 
 

@@ -152,7 +152,7 @@ def _report_evaluation(draft: Draft, sweep: Sweep) -> None:
     if sweep.evaluation.test_iris and not IRI_PROTOCOLS & set(sweep.protocols):
         draft.report(
             ("evaluation", "test_iris"),
-            f"no protocol uses IRIs: add one of {', '.join(sorted(IRI_PROTOCOLS))}, or leave it out",
+            f"no protocol uses IRIs; add one of {', '.join(sorted(IRI_PROTOCOLS))}, or drop it",
         )
 
 

@@ -10,17 +10,16 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from raystitch.errors import choices
+from raystitch.evaluation import Evaluation, Representation, Robust
 from raystitch.settings import (
     Data,
-    Evaluation,
     Iris,
     Marker,
-    Representation,
-    Robust,
     Training,
 )
+from raystitch.sweep.execution import Execution
 from raystitch.sweep.refusal import REFUSED
-from raystitch.sweep.spec import NAME_PATTERN, Execution, Grid, Pair, Sweep
+from raystitch.sweep.spec import NAME_PATTERN, Grid, Pair, Sweep
 from raystitch.sweep.variants import Variant
 from raystitch.sweep.zoo_entry import ZooEntry
 

@@ -25,8 +25,18 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from raystitch.names import IRI_PROTOCOLS, SOURCES, TRAINED_OBJECTIVES, Control, Objective, Preset, Protocol
-from raystitch.settings import Data, Evaluation, Iris, Marker, Real, Settings, Training, Whole
+from raystitch.evaluation import Evaluation
+from raystitch.names import (
+    IRI_PROTOCOLS,
+    SOURCES,
+    TRAINED_OBJECTIVES,
+    Control,
+    Objective,
+    Preset,
+    Protocol,
+)
+from raystitch.settings import Data, Iris, Marker, Settings, Training, Whole
+from raystitch.sweep.execution import Count, Execution
 from raystitch.sweep.presets import PRESETS
 from raystitch.sweep.refusal import each_once
 from raystitch.sweep.variants import TrainingOf, Variant, overlay, overlay_each
@@ -67,7 +77,6 @@ def _data_of_name(value: Any) -> Any:
 
 SafeName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[Whole, Field(ge=1)]
 Patterns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(each_once)]
 CutChoice = Annotated[
     Annotated[Text, Tag(TEXT)] | Annotated[Patterns, Tag(LIST)],
@@ -111,41 +120,6 @@ class Grid(Settings):
 
     fronts: Models = Field(description="Models that give the early half.")
     ends: Models = Field(description="Models that give the late half.")
-
-
-class Execution(Settings):
-    """How the work is run: nothing here changes a number or enters a key."""
-
-    threads: Count = Field(
-        default=1,
-        description="Threads of torch in each worker. Weights come out bit for bit the same only "
-        "with the same number, so it is fixed, and the same with and without Ray.",
-    )
-    device: Literal["cpu", "cuda", "auto"] = Field(
-        default="auto", description="Where networks run; `auto`: a GPU where there is one."
-    )
-    activation_bytes: Whole = Field(
-        default=2 * 2**30,
-        ge=0,
-        description="Bytes of activations a worker keeps; the rest is computed again.",
-    )
-    slots: Count | None = Field(
-        default=None, description="Workers at once (as many as there is room for)."
-    )
-    gpus_per_unit: Real = Field(
-        default=1.0, gt=0, le=1, description="GPUs that a worker takes: a fraction shares one."
-    )
-    retries: Whole = Field(
-        default=2,
-        ge=0,
-        description="Times that work is tried again that failed by something around it.",
-    )
-    progress_seconds: Whole = Field(
-        default=1800, ge=1, description="Seconds of silence after which a worker counts as hung."
-    )
-    state_seconds: Whole = Field(
-        default=60, ge=0, description="Seconds between two savings of stitches in training."
-    )
 
 
 PairChoice = Annotated[
@@ -305,13 +279,15 @@ class Sweep(Settings):
         return self.training if own is None else overlay(self.training, own)
 
     def evaluation_of(
-        self, stitch_marker: str | None, test_marker: str | None, protocol: Protocol, control: str | None
+        self,
+        stitch_marker: str | None,
+        test_marker: str | None,
+        protocol: Protocol,
+        control: str | None,
     ) -> Evaluation:
         """What is measured of cells of these markers, this protocol and this control."""
         marker = test_marker or stitch_marker
-        return self.evaluation.where(
-            marker=marker, iris=protocol in IRI_PROTOCOLS, control=control
-        )
+        return self.evaluation.where(marker=marker, iris=protocol in IRI_PROTOCOLS, control=control)
 
     def cuts_of(self, entry: str) -> str | tuple[str, ...] | None:
         """What ``cuts`` says for that entry; None where a mapping leaves it out."""
