@@ -52,7 +52,7 @@ from raystitch.errors import EngineError, RaystitchError
 from raystitch.files import write_text
 from raystitch.results.store import Storage
 from raystitch.run.planning import Context, Say
-from raystitch.sweep.spec import Execution
+from raystitch.sweep.execution import Execution
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Shared memory of a Ray of our own: only small things pass through it."""

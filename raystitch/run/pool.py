@@ -27,7 +27,7 @@ from raystitch.run.place import Place, here, log_tail
 from raystitch.run.planning import Context
 from raystitch.run.watch import silent
 from raystitch.run.work import reason_of
-from raystitch.sweep.spec import Execution
+from raystitch.sweep.execution import Execution
 
 Values = dict[str, Any]
 """What a worker says, in JSON's types."""

@@ -40,9 +40,9 @@ def estimate(
       activations, n × F(i); targets, n × G for each end; training, for each cell
       E × n × (3 C(T) + 2 (F(last) − F(j))), with the end's tail run forward and backward from its
       cut j to the last layer the objective looks at (`dm`: j itself); tests, for each cell
-      m × (F(i) + C(T) + G − F(j)), and twice that for each step of the two attacks of `robust`, on its
-      images. Where nothing can be kept (`training.live`) the activations and
-      targets are computed in every epoch too, and attacked images take their steps through all.
+      m × (F(i) + C(T) + G − F(j)), and twice that for each step of the two attacks of `robust`, on
+      its images. Where nothing can be kept (`training.live`) the activations and targets are
+      computed in every epoch too, and attacked images take their steps through all.
     """
     sweep = sweep.varied(unit.variant)
     training = sweep.training_under(unit.protocol)
