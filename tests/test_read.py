@@ -143,6 +143,12 @@ def test_all_faults_are_one_error(tmp_path: Path):
             "zoo.clean.std",
             "2 channels",
         ),
+        (
+            "seeds: [0, 1]",
+            "seeds: [0, 1], mean: [124, 0.5, 0.4], std: [1, 1, 1]",
+            "zoo.clean.mean",
+            "124 is not in [0, 1], as pixels are",
+        ),
         ("seeds: [0, 1]", "seeds: [0], pretrained: true", "zoo.clean.pretrained", "publishes"),
         ("arch: raystitch/cnn5, seeds: [0, 1]", "arch: cnn5, seeds: [0, 1]", "zoo.clean.arch", "L"),
         (

@@ -121,6 +121,10 @@ class ZooEntry(RecipeFields):
             yield there, f"needs `{absent}` beside it; give both or neither"
         elif self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
             yield "std", f"has {len(self.std)} channels where `mean` has {len(self.mean)}"
+        for field, values in (("mean", self.mean or ()), ("std", self.std or ())):
+            if far := [value for value in values if not 0 <= value <= 1]:
+                sentence = "is not in [0, 1], as pixels are; divide figures of 0 to 255 by 255"
+                yield field, f"{far[0]:g} {sentence}"
 
     def _recipe_faults(self) -> Iterator[tuple[str, str]]:
         for field in RECIPE_FIELDS:

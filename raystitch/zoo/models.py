@@ -173,7 +173,8 @@ def _try_out(network: Network) -> None:
             logits = network(torch.zeros(1, *shape))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as fault:
         raise RaystitchError(
-            f"{network.arch} does not take images of {shape} (channels, height, width): {fault}. "
+            f"{network.arch} does not take images of {shape} (channels, height, width): "
+            f"{str(fault).rstrip('.')}. "
             "Some architectures must be told the size in `kwargs`, as `img_size` (timm) or "
             "`image_size` (torchvision)."
         ) from fault
