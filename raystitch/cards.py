@@ -27,6 +27,8 @@ class CutCard:
     kind, shape: layout and shape of the activation, without the batch axis.
     flops: floating point operations per image from the input up to and with this cut.
     sets: the named sets it belongs to (``blocks``, ``stages``, ``paper``).
+    patches: rows and columns of the grid that tokens are, row by row at their end; None where the
+    network's graph does not show it, and for other kinds.
     """
 
     index: int
@@ -36,6 +38,7 @@ class CutCard:
     flops: int
     aliases: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
+    patches: tuple[int, int] | None = None
 
     @property
     def bytes(self) -> int:
@@ -50,30 +53,46 @@ class CutCard:
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """Tokens as a square feature map: ``side`` × ``side`` patches, after a class token or none."""
+    """Tokens as a feature map: ``height`` × ``width`` patches, row by row.
 
-    side: int
-    class_token: bool
+    before: tokens in front of the patches: a class token, after it registers and the like.
+    """
+
+    height: int
+    width: int
+    before: int
 
     @classmethod
     def of(cls, cut: CutCard) -> TokenGrid | None:
-        """The grid of a cut of tokens; None where their number is neither n² nor n² + 1."""
+        """The grid of a cut of tokens; None where it is not known.
+
+        Where the card does not tell, n² tokens are a square, n² + 1 a square after a class token.
+        """
         assert cut.kind == "tokens"
         count = cut.shape[0]
-        for class_token in (False, True):
-            side = isqrt(count - class_token)
-            if side and side * side == count - class_token:
-                return cls(side, class_token)
+        if cut.patches is not None:
+            return cls(*cut.patches, count - prod(cut.patches))
+        for before in (0, 1):
+            side = isqrt(count - before)
+            if side and side * side == count - before:
+                return cls(side, side, before)
         return None
+
+
+def same_tokens(front: CutCard, end: CutCard) -> bool:
+    """Whether two cuts hold equally many tokens, and no other patches as far as is known."""
+    if not (front.kind == end.kind == "tokens" and front.shape[0] == end.shape[0]):
+        return False
+    grids = TokenGrid.of(front), TokenGrid.of(end)
+    return None in grids or grids[0] == grids[1]
 
 
 def refusal(front: CutCard, end: CutCard) -> str | None:
     """Why these two cuts cannot be stitched, or None when they can.
 
-    Tokens that meet a map, or another number of tokens, must be a square grid, with a class token
-    or without.
+    Tokens that meet a map, or other tokens, must be patches of a known grid.
     """
-    if front.kind == end.kind == "tokens" and front.shape[0] == end.shape[0]:
+    if same_tokens(front, end):
         return None
     for cut, other in ((front, end), (end, front)):
         placed = other.kind in MAP_KINDS or other.kind == "tokens"
@@ -87,7 +106,9 @@ def refusal(front: CutCard, end: CutCard) -> str | None:
 
 
 def _described(cut: CutCard) -> str:
-    return f"{cut.shape[0]} tokens" if cut.kind == "tokens" else f"a {cut.kind}"
+    if cut.kind == "tokens":
+        return f"{cut.shape[0]} tokens"
+    return "a map, channels last" if cut.kind == "map_last" else f"a {cut.kind}"
 
 
 @dataclass(frozen=True)

@@ -284,6 +284,29 @@ def test_the_papers_cuts_of_vit_tiny_and_vit_base() -> None:
     assert [cut.shape for cut in base] == [(197, 24)] * 6 + [(24,)]
 
 
+@pytest.mark.parametrize(
+    ("arch", "kwargs", "size", "patches", "counts"),
+    [
+        ("timm/vit_tiny_patch16_224", {"img_size": (16, 32), "patch_size": 8}, (16, 32), (2, 4), 9),
+        ("timm/vit_small_patch14_reg4_dinov2", {"img_size": 42}, (42, 42), (3, 3), 14),
+        ("timm/mixer_s32_224", {"img_size": 64}, (64, 64), (2, 2), 4),
+    ],
+)
+def test_tokens_know_their_patches(arch, kwargs, size, patches, counts) -> None:
+    narrow = {} if "mixer" in arch else {"depth": 2, "embed_dim": 24, "num_heads": 3}
+    card = describe(arch, {**kwargs, **narrow}, 10, (3, *size))
+    blocks = [cut for cut in card.select("blocks") if cut.kind == "tokens"]
+    assert {(cut.shape[0], cut.patches) for cut in blocks} == {(counts, patches)}
+    assert all(cut.patches is None for cut in card.cuts if cut.kind != "tokens")
+
+
+def test_a_card_of_an_earlier_version_reads_without_patches() -> None:
+    card = describe("raystitch/cnn5", {}, 10, (3, 16, 16))
+    old = card.to_json().replace('"patches": null,', "")
+    assert "patches" not in old
+    assert NetworkCard.from_json(old) == card
+
+
 def test_a_swin_has_its_channels_last() -> None:
     card = describe(
         "timm/swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2}, 10, (3, 64, 64)

@@ -1,5 +1,6 @@
 """Stitches: what they map, how they start, what they refuse."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -245,6 +246,40 @@ def test_tokens_that_are_no_grid_still_meet_their_like_and_vectors():
     stitch = Stitch(cut("vector", 4), odd, torch.float64)
     torch.nn.init.eye_(stitch.weight)
     assert torch.equal(stitch(x[:, 0]), x[:, :1].expand(-1, 6, -1))
+
+
+def test_patches_need_not_be_square_nor_all_that_is_there():
+    # 16 patches are 2 × 8 where the card says so, after two tokens of another kind.
+    front = dataclasses.replace(cut("tokens", 18, 4), patches=(2, 8))
+    x = draw(3, 18, 4)
+
+    def given(end):
+        stitch = Stitch(front, end, torch.float64)
+        torch.nn.init.eye_(stitch.weight)
+        return stitch(x).detach()
+
+    rows = torch.stack([x[:, 2:10], x[:, 10:18]], 1)
+    assert torch.equal(given(cut("map_last", 2, 8, 4)), rows)
+    assert given(cut("map", 4, 1, 4)).allclose(
+        rows.reshape(3, 1, 2, 4, 2, 4).mean((2, 4)).permute(0, 3, 1, 2), atol=1e-12
+    )
+    assert torch.equal(given(cut("vector", 4)), x[:, 0])
+    halved = rows.reshape(3, 2, 4, 2, 4).mean(3).reshape(3, 8, 4)
+    for before, first in ((0, x[:, :0]), (1, x[:, :1]), (2, x[:, :2]), (3, x[:, [0, 0, 0]])):
+        end = dataclasses.replace(cut("tokens", 8 + before, 4), patches=(2, 4))
+        assert given(end).allclose(torch.cat([first, halved], 1), atol=1e-12)
+
+
+def test_equally_many_tokens_of_another_grid_are_resized():
+    front = dataclasses.replace(cut("tokens", 16, 4), patches=(2, 8))
+    end = dataclasses.replace(cut("tokens", 16, 4), patches=(4, 4))
+    stitch = Stitch(front, end, torch.float64)
+    torch.nn.init.eye_(stitch.weight)
+    x = draw(3, 16, 4)
+    grid = x.reshape(3, 2, 8, 4).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.interpolate(grid, size=(4, 4), mode="bilinear")
+    assert stitch(x).allclose(expected.flatten(2).mT, atol=1e-12)
+    assert torch.equal(Stitch(front, front).align(x), x)
 
 
 def test_a_vector_gives_one_row_an_image_however_many_positions_it_goes_to():

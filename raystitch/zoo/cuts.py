@@ -158,6 +158,7 @@ def _card(network: Network, flow: DataFlow, places: list[Place], notes: list[str
             flops=flops[place.node],
             aliases=place.aliases,
             sets=tuple(name for name in ("blocks", "stages", "paper") if name in place.sets),
+            patches=place.patches,
         )
         for index, place in enumerate(places, 1)
     )

@@ -15,6 +15,7 @@ from raystitch.names import Kind
 from raystitch.zoo.blocks import Stage, stages_of
 from raystitch.zoo.graph import DataFlow
 from raystitch.zoo.layout import kind_of, layouts
+from raystitch.zoo.patches import patches_before
 from raystitch.zoo.tracing import Call, in_net, module_of, stack_of
 
 _IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -26,6 +27,7 @@ class Place:
     """One place where a net can be cut.
 
     node: whose value the front gives; run: all nodes that hold this value, in any shape.
+    patches: rows and columns of the grid that tokens are.
     calls: the module calls that return it, the least deep first, idle ones before others.
     """
 
@@ -34,6 +36,7 @@ class Place:
     kind: Kind
     shape: tuple[int, ...]
     calls: list[Call]
+    patches: tuple[int, int] | None = None
     name: str = ""
     sets: set[str] = field(default_factory=set[str])
 
@@ -59,7 +62,9 @@ def find_places(flow: DataFlow, arch: str) -> tuple[list[Place], list[str]]:
             node = max(fit, key=lambda n: _preference(n, run, known[n], flow))
             kind = cast(Kind, kind_of(known[node]))
             calls = _calls_that_end(run, flow)
-            places.append(Place(node, run, kind, flow.probe.shape(node)[1:], calls))
+            shape = flow.probe.shape(node)[1:]
+            patches = patches_before(flow, known, node) if kind == "tokens" else None
+            places.append(Place(node, run, kind, shape, calls, patches))
         multiplied += not kept
         unknown += bool(kept) and not fit
     blocks = _blocks(stages_of(flow.module("")), places)
