@@ -126,6 +126,7 @@ def test_all_faults_are_one_error(tmp_path: Path):
         ("seeds: [0, 1]", "seeds: [0, 0, 1]", "zoo.clean.seeds", "0 is given twice"),
         ("seeds: [0, 1]", "seeds: []", "zoo.clean.seeds", "is empty"),
         ("seeds: [0, 1]", "seeds: 0", "zoo.clean.seeds", "a list"),
+        ("name: small", "name: small\ntraining:", "training", "is given; it should be a mapping"),
         ("seeds: [0, 1]", "seeds: [0, 1], lr: fast", "zoo.clean.lr", "should be a number"),
         ("seeds: [0, 1]", "seeds: [0, 1], epochs: 1.5", "zoo.clean.epochs", "a whole number"),
         ("seeds: [0, 1]", "seeds: [0, 1], epochs: true", "zoo.clean.epochs", "whole number"),

@@ -110,7 +110,8 @@ def _missing(path: Path) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    # `field:` with nothing behind it is null in YAML.
+    text = "nothing is given; it" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
