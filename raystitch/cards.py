@@ -117,6 +117,7 @@ class NetworkCard:
 
     input_shape: (channels, height, width); flops: per image; cuts: in data order.
     notes: what a user should know, as weights shared across a cut.
+    linear_head: whether the logits are those of its last linear layer.
     """
 
     arch: str
@@ -127,6 +128,7 @@ class NetworkCard:
     flops: int
     cuts: tuple[CutCard, ...]
     notes: tuple[str, ...] = ()
+    linear_head: bool = True
 
     def cut(self, name: str) -> CutCard:
         """The cut of that name or alias; `RaystitchError` names the nearest ones."""

@@ -300,6 +300,20 @@ def test_tokens_know_their_patches(arch, kwargs, size, patches, counts) -> None:
     assert all(cut.patches is None for cut in card.cuts if cut.kind != "tokens")
 
 
+@pytest.mark.parametrize(
+    ("arch", "linear"), [("raystitch/cnn5", True), ("torchvision/squeezenet1_1", False)]
+)
+def test_a_card_tells_whether_a_linear_layer_gives_the_logits(arch, linear) -> None:
+    assert describe(arch, {}, 10, (3, 32, 32)).linear_head == linear
+
+
+def test_a_linear_layer_that_something_follows_is_no_head() -> None:
+    parts = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    assert CutNetwork(wrap(parts)).card.linear_head
+    assert CutNetwork(wrap(nn.Sequential(parts, nn.Dropout()))).card.linear_head
+    assert not CutNetwork(wrap(nn.Sequential(parts, nn.Softmax(1)))).card.linear_head
+
+
 def test_a_card_of_an_earlier_version_reads_without_patches() -> None:
     card = describe("raystitch/cnn5", {}, 10, (3, 16, 16))
     old = card.to_json().replace('"patches": null,', "")

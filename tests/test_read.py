@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -406,6 +407,19 @@ def test_normalisers_must_fit_the_images():
 
 def test_entries_without_a_card_are_passed_by():
     assert card_faults(planning.sweep(pairs="all"), {}) == ()
+
+
+def test_simclr_of_a_network_without_a_linear_head_is_a_fault_of_its_entry():
+    zoo = {
+        "clean": {"arch": "raystitch/cnn5", "seeds": [0, 1]},
+        "simclr": {"arch": "torchvision/squeezenet1_1", "recipe": "simclr"},
+    }
+    headless = dataclasses.replace(planning.map_card(), linear_head=False)
+    cards = {"clean": headless, "simclr": planning.map_card()}
+    assert card_faults(planning.sweep(zoo=zoo), cards) == ()
+    (fault,) = card_faults(planning.sweep(zoo=zoo), {**cards, "simclr": headless})
+    assert fault.place == "zoo.simclr.recipe"
+    assert "torchvision/squeezenet1_1 does not have" in fault.message
 
 
 @pytest.mark.parametrize(

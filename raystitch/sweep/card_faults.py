@@ -42,6 +42,12 @@ def _zoo_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Faul
         if entry.mean is not None and len(entry.mean) != channels:
             message = f"has {len(entry.mean)} channels, and the images have {channels}"
             yield Fault(f"zoo.{name}.mean", message)
+        if entry.recipe == "simclr" and not cards[name].linear_head:
+            message = (
+                "`simclr` needs a network whose last linear layer gives its logits, which "
+                f"{entry.arch} does not have; use another recipe or architecture"
+            )
+            yield Fault(f"zoo.{name}.recipe", message)
 
 
 def _evaluation_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Fault]:

@@ -18,7 +18,7 @@ from raystitch.errors import RaystitchError
 from raystitch.zoo import modes
 from raystitch.zoo.graph import DataFlow, data_flow
 from raystitch.zoo.models import Network, build, evaluating
-from raystitch.zoo.naming import Place, find_places
+from raystitch.zoo.naming import IDLE, Place, find_places
 from raystitch.zoo.tracing import in_net, own_structure
 
 
@@ -171,7 +171,20 @@ def _card(network: Network, flow: DataFlow, places: list[Place], notes: list[str
         flops=flops[flow.logits],
         cuts=cuts,
         notes=(*notes, *_shared_weights(flow, places)),
+        linear_head=_ends_in_linear(network.net, flow),
     )
+
+
+def _ends_in_linear(net: nn.Module, flow: DataFlow) -> bool:
+    """Whether the last linear layer among the modules gives the logits."""
+    linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    last = flow.logits
+    while last.op == "call_module":
+        name = in_net(str(last.target))
+        if not isinstance(flow.module(name), IDLE):
+            return linear[-1:] == [name]
+        last = flow.parents(last)[0]
+    return False
 
 
 def _shared_weights(flow: DataFlow, places: list[Place]) -> list[str]:

@@ -18,7 +18,7 @@ from raystitch.zoo.layout import kind_of, layouts
 from raystitch.zoo.patches import patches_before
 from raystitch.zoo.tracing import Call, in_net, module_of, stack_of
 
-_IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 """Modules that hand their input on in evaluation mode."""
 
 
@@ -80,7 +80,7 @@ def _calls_that_end(run: list[fx.Node], flow: DataFlow) -> list[Call]:
     it there. Idle ones sort first among equals, so that a name is that of a module that computes.
     """
     calls = [call for node in run for call in flow.trace.ends.get(node, [])]
-    idle = {call for call in calls if isinstance(flow.module(call.path), _IDLE)}
+    idle = {call for call in calls if isinstance(flow.module(call.path), IDLE)}
     parents = {_parent(call.path) for call in calls if call not in idle}
     return sorted(
         (c for c in calls if c not in idle or not parents or _parent(c.path) in parents),
