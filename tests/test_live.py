@@ -231,5 +231,12 @@ def test_dropout_that_a_graph_has_lost_is_refused_by_name():
     lost = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, drop_path_rate=0.2)
     with pytest.raises(CellError, match=r"vit drops activations in 'blocks\.\d+\.drop_path"):
         check_dropout(lost, "vit")
-    kept = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8)
+    fused = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, attn_drop_rate=0.2)
+    assert fused.blocks[0].attn.fused_attn
+    with pytest.raises(CellError, match=r"vit drops activations in 'blocks\.0\.attn'"):
+        check_dropout(fused, "vit")
+    attention = nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1))
+    with pytest.raises(CellError, match=r"net drops activations in '0' \(MultiheadAttention\)"):
+        check_dropout(attention, "net")
+    kept = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, proj_drop_rate=0.2)
     check_dropout(kept, "vit")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -52,13 +51,24 @@ def check_dropout(net: nn.Module, arch: str) -> None:
     A network's graph is taken in evaluation mode, and what is no dropout module of torch's is gone
     from it (dropped paths, dropout inside attention).
     """
-    rates = ("drop_prob", "p", "dropout", "attn_drop", "drop_rate")
     for name, part in net.named_modules():
-        own = [getattr(part, rate, 0.0) for rate in rates]
-        on = any(isinstance(rate, float) and rate > 0 for rate in own)
-        if on and not isinstance(part, _DropoutNd) and not any(chain(part.children())):
+        if _lost_dropout(part):
             raise CellError(
                 f"training.dropout: {arch} drops activations in {name!r} "
                 f"({type(part).__name__}), which cannot be switched on in a half of the network; "
                 "use `dropout: false`, or `kwargs` without it"
             )
+
+
+def _lost_dropout(part: nn.Module) -> bool:
+    """Whether a module drops activations by something else than a dropout module in the graph."""
+    if isinstance(part, nn.MultiheadAttention):
+        return part.dropout > 0
+    inner = getattr(part, "attn_drop", None)
+    if isinstance(inner, _DropoutNd):  # timm's attention: its fused form takes the rate alone
+        return bool(getattr(part, "fused_attn", False)) and inner.p > 0
+    if isinstance(part, _DropoutNd) or any(True for _ in part.children()):
+        return False
+    rates = ("drop_prob", "p", "dropout", "attn_drop", "drop_rate")
+    own = [getattr(part, rate, 0.0) for rate in rates]
+    return any(isinstance(rate, float) and rate > 0 for rate in own)
