@@ -8,6 +8,7 @@ import sweeping
 from raystitch import names
 from raystitch.cards import CutCard
 from raystitch.errors import SweepFileError
+from raystitch.results.statistics import statistics
 from raystitch.results.store import Storage
 from raystitch.run.planning import load_sweep, make_plan
 from raystitch.stitching.controls import ClassNoise
@@ -150,3 +151,15 @@ def test_a_variant_shares_the_cells_that_it_leaves_as_they_are(tmp_path):
     assert rows["longer", "standard"]["budget"] == 2
     standard = {variant: rows[variant, "standard"]["agreement"] for variant, _ in found}
     assert len(set(standard.values())) == 3
+    # The shared cell stands beside the variant's own, and counts once.
+    assert (outcome.summary.planned, outcome.summary.missing) == (5, 0)
+    got = statistics(outcome.plan.rows, outcome.plan.layout, show="differences").frame
+    shared = {None: None, "moving": None, "longer": "longer"}
+    assert dict(got.select("variant", "mean").rows()) == pytest.approx(
+        {v: standard[v] - rows[shared[v], "invariance"]["agreement"] for v in shared}
+    )
+    shown = outcome.summary.frame
+    assert dict(shown.select("variant", "dm_difference").rows()) == pytest.approx(
+        dict(got.select("variant", "mean").rows())
+    )
+    assert len(outcome.plan.places) == 5

@@ -25,8 +25,9 @@ def laid_out(
     """One row per planned cell, in the plan's order, with these ``columns`` of its stored row.
 
     cells: one row per key, as `CellStore.read` gives them. planned: the current plan, a frame with
-    ``key``, `PLACE` and the cut indices; only its keys count. Without it the rows themselves are
-    the plan, their pairs in natural order. Raises `RaystitchError` where two share a place.
+    ``key``, `PLACE` and the cut indices; only its keys count, and a cell that variants share stands
+    under each of them. Without it the rows themselves are the plan, their pairs in natural order.
+    Raises `RaystitchError` where two cells share a place.
     """
     place = ["key", *PLACE, "front_cut_index", "end_cut_index"]
     plan = _by_pair(cells).select(place) if planned is None else planned.select(place)

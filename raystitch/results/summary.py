@@ -84,9 +84,10 @@ def summarise(cells: pl.DataFrame, planned: pl.DataFrame | None = None) -> Summa
         if merged.filter(objective=objective, protocol=protocol).height
     ]
     frame = _in_order(_wide(merged, good, pairings), objectives)
-    failed = merged.filter(pl.col("status").eq_missing("failed"))
-    missing = merged.filter(~good).height
-    return Summary(frame, objectives, protocols, merged.height, missing, failed)
+    cell = merged.unique("key", keep="first", maintain_order=True)
+    failed = cell.filter(pl.col("status").eq_missing("failed"))
+    missing = cell.filter(~good).height
+    return Summary(frame, objectives, protocols, cell.height, missing, failed)
 
 
 def render(summary: Summary) -> Rendered:

@@ -72,7 +72,7 @@ def write_results(plan: Plan) -> Summary:
     rows = plan.rows
     if len(rows):
         write_tensors(rows, context.storage.tensors(context.sweep.name), plan.places)
-    return summarise(rows, plan.places)
+    return summarise(rows, plan.layout)
 
 
 def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed: bool) -> None:

@@ -5,7 +5,7 @@ Loads torch only where a network's card is not stored yet, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -119,17 +119,28 @@ class Plan:
 
     @cached_property
     def places(self) -> pl.DataFrame:
-        """Where each planned cell stands among the others: what results are laid out by."""
+        """Where each planned cell stands among the others, each once: the axes of tensors."""
+        return self._places([(cell, cell.variant) for cell in self.cells])
+
+    @cached_property
+    def layout(self) -> pl.DataFrame:
+        """The same with a cell under every variant that shares it: what is compared is together."""
+        named = [(cell, variant) for cell in self.cells for variant in (cell.variant, *cell.also)]
+        order = {name: place for place, name in enumerate((None, *self.context.sweep.variants))}
+        return self._places(sorted(named, key=lambda one: order[one[1]]))
+
+    def _places(self, named: Sequence[tuple[Cell, str | None]]) -> pl.DataFrame:
         sweep = self.context.sweep
         same = {"data": sweep.data.source, "preset": sweep.preset}
         budgets = {name: sweep.varied(name).budget for name in (None, *sweep.variants)}
         names = (
             *("key", "front_model", "end_model", "front_cut", "end_cut", "front_cut_index"),
-            *("end_cut_index", "stitch_marker", "test_marker", "control", "variant"),
+            *("end_cut_index", "stitch_marker", "test_marker", "control"),
             *("objective", "protocol", "seed"),
         )
-        columns = {name: [getattr(cell, name) for cell in self.cells] for name in names}
-        columns["budget"] = [budgets[cell.variant] for cell in self.cells]
+        columns = {name: [getattr(cell, name) for cell, _ in named] for name in names}
+        columns["variant"] = [variant for _, variant in named]
+        columns["budget"] = [budgets[variant] for _, variant in named]
         optional = ("stitch_marker", "test_marker", "control", "variant")
         text: dict[str, Any] = dict.fromkeys(optional, pl.String)
         frame = pl.DataFrame(columns, schema_overrides=text)

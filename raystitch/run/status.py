@@ -97,7 +97,7 @@ def rows_of(run: str, storage: Storage, *, every: bool, say: Say) -> Reading:
 
 
 def planned_rows(run: str, storage: Storage, say: Say) -> tuple[Reading, pl.DataFrame | None]:
-    """The rows of a sweep's current plan, and the plan's places; no places where there is no plan.
+    """The rows of a sweep's current plan, and how it lays them out; None where there is no plan.
 
     run: as for `rows_of`.
     """
@@ -106,7 +106,7 @@ def planned_rows(run: str, storage: Storage, say: Say) -> tuple[Reading, pl.Data
         say(f"{run} belongs to no stored sweep: every row in it is taken")
         return read_cells(find_cells(run, storage)), None
     plan = stored_plan(found[1], found[0], say)
-    return Reading(plan.rows, plan.stored.warnings), plan.places
+    return Reading(plan.rows, plan.stored.warnings), plan.layout
 
 
 def reasons(plan: Plan) -> list[tuple[str, list[Cell]]]:

@@ -24,6 +24,7 @@ class Cell:
     fula_cuts: the end's cuts that `fula` compares, in data order; empty for other objectives.
     shared: the settings but for objective, protocol, seed and fula cuts; one dict for many cells,
     so never to be changed.
+    also: further variants that leave the cell as it is, and so share it.
     """
 
     key: str
@@ -43,6 +44,7 @@ class Cell:
     variant: str | None
     fula_cuts: tuple[str, ...]
     shared: Mapping[str, Any]
+    also: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ cells take seconds. A test holds the keys equal to `keys.content_key` of the who
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,16 @@ def expand(
 
     cards: by entry of the zoo; data_identity: all that defines the images. Leaves out objectives
     that need labels where a protocol has none. Cells of one identity are one cell, under the names
-    that come first. Raises `RaystitchError` where cuts or weight files are not there.
+    that come first; `Cell.also` has the other variants. Raises `RaystitchError` where cuts or
+    weight files are not there.
     """
     cells: dict[str, Cell] = {}
     networks = identities(sweep, data_identity)
     for variant in (None, *sweep.variants):
         for cell in _Expansion(sweep, variant, cards, data_identity, networks).cells():
-            cells.setdefault(cell.key, cell)
+            known = cells.setdefault(cell.key, cell)
+            if variant is not None and variant not in (known.variant, *known.also):
+                cells[cell.key] = replace(known, also=(*known.also, variant))
     return list(cells.values())
 
 
