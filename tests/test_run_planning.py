@@ -157,6 +157,11 @@ def test_rows_stand_under_the_names_of_the_plan(storage, tmp_path):
     names = ("front_model", "end_model")
     assert again.plan.rows.select(names).rows() == [("web-1", "web-0")]
     assert again.plan.rows.drop(names).equals(first.plan.rows.drop(names))
+    # New cells of it are run, under that name too.
+    more = sweeping.write(tmp_path, **small | {"cuts": ["blocks.2"]}, zoo=zoo, pairs=pairs)
+    added = sweeping.run(more, storage.root)
+    assert added.exit_code == 0
+    assert added.plan.rows.select(names).rows() == [("web-1", "web-0")]
     assert again.summary.frame.select(names).rows() == [("web-1", "web-0")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -63,7 +64,10 @@ def make_model(
 def make_and_check(
     workshop: Workshop, task: ModelTask, on_epoch: OnEpoch | None = None
 ) -> ModelCard:
-    """Make a network unless it is stored, and hold its cuts against the whole; its card."""
+    """Make a network unless it is stored, and hold its cuts against the whole; its card.
+
+    A network that another sweep stored under another name is told under the task's.
+    """
 
     def of_epoch(epoch: int, loss: float) -> None:
         if on_epoch is not None:
@@ -71,7 +75,7 @@ def make_and_check(
 
     card = make_model(workshop, task.model, of_epoch)
     check_cuts(workshop, task.model, task.cuts)
-    return card
+    return replace(card, name=task.model)
 
 
 def check_cuts(workshop: Workshop, model: str, cuts: Iterable[str]) -> None:
