@@ -10,6 +10,7 @@ from raystitch.results.store import Storage
 from raystitch.run.attacked import evenly
 from raystitch.run.planning import load_sweep
 from raystitch.run.workshop import Workshop
+from raystitch.stitching.iris import synthesise
 from raystitch.stitching.metrics import agreement_probability
 from raystitch.stitching.similarity import cka, cka_unbiased
 from raystitch.zoo.apgd import attack
@@ -205,3 +206,36 @@ def test_images_are_spread_over_all_there_are():
     assert evenly(10, 4).tolist() == [0, 2, 5, 7]
     assert evenly(3, 9).tolist() == evenly(3, None).tolist() == [0, 1, 2]
     assert len(np.unique(evenly(1000, 999))) == 999
+
+
+@pytest.fixture(scope="module")
+def on_test_iris(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("test_iris")
+    pairs = [{**PAIR, "test_marker": "patch"}, PAIR]
+    protocols = ["standard", "invariance", "foreign"]
+    return measured(folder, {"test_iris": True}, pairs=pairs, protocols=protocols)
+
+
+def test_agreement_on_iris_of_test_images(on_test_iris):
+    """Each set is found among those stored by making it once more."""
+    rows, workshop = on_test_iris
+    found = rows.filter(protocol="invariance", end_cut="blocks.2")
+    assert len(found) == 2
+    for row in found.iter_rows(named=True):
+        test = workshop.test_images(row["test_marker"])
+        front, _ = halves(workshop, "blocks.2")
+        made = synthesise(front, test, workshop.context.sweep.iris, 0, workshop.device)
+        images = to_unit(made.images.images)
+        expected = agreement(workshop, "blocks.2", images)
+        assert row["agreement_test_iris"] == pytest.approx(expected, abs=1e-3)
+        assert row["test_iri_residual"] == pytest.approx(float(made.residual.mean()), abs=1e-5)
+
+
+def test_only_protocols_with_iris_have_them(on_test_iris):
+    rows, workshop = on_test_iris
+    assert rows.filter(protocol="standard")["agreement_test_iris"].is_null().all()
+    with_iris = rows.filter(rows["protocol"] != "standard")
+    assert with_iris["agreement_test_iris"].null_count() == 0
+    # Two cuts and two fronts (the network and its untrained twin), each with one set that is
+    # trained on and two, by marker, that are measured on.
+    assert len(list(workshop.context.storage.root.glob("artifacts/iris/*"))) == 2 * 2 * 3

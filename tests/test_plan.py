@@ -15,7 +15,7 @@ import planning
 from raystitch.errors import RaystitchError
 from raystitch.sweep.cells import Cell, Unit, counts, units
 from raystitch.sweep.estimate import Cost, estimate, total
-from raystitch.sweep.keys import canonical, content_key, iri_identity
+from raystitch.sweep.keys import canonical, content_key, iri_identity, iri_keys
 from raystitch.sweep.pairing import fula_cuts, pair_cuts
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.resume import pending, subtract, why
@@ -152,6 +152,17 @@ def test_a_measure_written_out_at_its_defaults_is_the_same_as_true():
     ]
     other = plan(evaluation={"robust": {"eps": "4/255"}})
     assert other[0].key != plan(evaluation={"robust": True})[0].key
+
+
+def test_iris_of_test_images_have_a_key_of_their_own():
+    iris = {"protocols": ["standard", "invariance"]}
+    few = plan(**iris)
+    more = plan(**iris, evaluation={"test_iris": True})
+    fewer = plan(**iris, evaluation={"test_iris": True}, test_images=50)
+    assert len(iri_keys(few)) == 3
+    assert len(iri_keys(more)) == 6
+    assert set(iri_keys(few)) < set(iri_keys(more))
+    assert set(iri_keys(few)) == set(iri_keys(more)) & set(iri_keys(fewer))
 
 
 def test_measures_move_no_unit_and_no_iris():

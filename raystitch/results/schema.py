@@ -79,6 +79,8 @@ _FIGURES = _typed(
         "agreement_matched": "Agreement on test images whose marker fits the label, in percent.",
         "agreement_rolled": "Agreement on test images with the next class's marker, in percent.",
         "excessive_agreement": "agreement_matched - agreement_rolled, in points.",
+        "agreement_test_iris": "Agreement of h and g on IRIs of the test images, in percent.",
+        "test_iri_residual": "Mean relative distance at the cut of these IRIs and their images.",
         "robust_agreement": "Agreement of h and g on images attacked against h, in percent.",
         "robust_accuracy": "Top-1 accuracy of h on these images, in percent.",
         "robust_accuracy_end": "Top-1 accuracy of g on these images, in percent.",

@@ -17,6 +17,7 @@ from raystitch.run.activations import ByteBudget, Network, answering, answers, o
 from raystitch.run.iri_sets import read_set, set_figures
 from raystitch.run.iri_specs import IriSetSpec
 from raystitch.run.measures import Measures, Shared
+from raystitch.run.work import UnitWork
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.controls import ClassNoise
 from raystitch.stitching.evaluate import Answers, answer_scores
@@ -26,7 +27,7 @@ from raystitch.stitching.live import Images, Live, LiveHalf
 from raystitch.stitching.objectives import Answer
 from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.stitching.state import CellState
-from raystitch.sweep.cells import Cell, Unit
+from raystitch.sweep.cells import Cell
 from raystitch.sweep.keys import canonical
 from raystitch.zoo.augment import augment, training_images
 from raystitch.zoo.cuts import Front, Tail
@@ -59,8 +60,9 @@ class Epoch:
 class Bench:
     """What all cells of a unit share: inputs, front, and what the networks answer on them."""
 
-    def __init__(self, unit: Unit, iri_set: IriSetSpec | None, workshop: Workshop) -> None:
-        self.unit, self.workshop = unit, workshop
+    def __init__(self, work: UnitWork, workshop: Workshop) -> None:
+        unit = work.unit
+        self.work, self.unit, self.workshop = work, unit, workshop
         self.sweep = workshop.context.sweep.varied(unit.variant)
         self.training = self.sweep.training_under(unit.protocol)
         self.rule = PROTOCOLS[unit.protocol]
@@ -68,7 +70,7 @@ class Bench:
         self.front_cut = workshop.context.card_of(unit.front_model).cut(unit.front_cut)
         self.real = workshop.stitch_images(unit.stitch_marker)
         self.figures: Row = {}
-        self.own = self._own(iri_set)
+        self.own = self._own(work.iri_set)
         self.inputs = {side: self.real if self.rule.real == side else self.own for side in SIDES}
 
     def run(self, cells: Sequence[Cell], states: Mapping[str, CellState]) -> Iterator[Epoch]:
@@ -98,9 +100,7 @@ class Bench:
         }
         backward = {model: self._backward(model) for model in ends}
         by_key = {cell.key: cell for cell in cells}
-        measures = Measures(
-            self._shared(test_marker, test, half, whole, sides, budget), self.workshop
-        )
+        measures = Measures(self._shared(test_marker, test, half, whole, sides), self.workshop)
 
         def row(found: Finished) -> Row:
             cell = by_key[found.key]
@@ -122,16 +122,24 @@ class Bench:
         half: Front,
         whole: Answers,
         ends: Mapping[str, Side],
-        budget: ByteBudget,
     ) -> Shared:
         unit = self.unit
         evaluation = self.sweep.evaluation_of(
             unit.stitch_marker, test_marker, unit.protocol, unit.control
         )
         iris = self.own if self.figures else None
-        half_of = self._activation(half)
+        test_set = self.work.test_sets.get(test_marker)
         return Shared(
-            unit, evaluation, test_marker, test, half_of, whole, ends, self.real, iris, budget
+            unit,
+            evaluation,
+            test_marker,
+            test,
+            self._activation(half),
+            whole,
+            ends,
+            self.real,
+            iris,
+            None if test_set is None else read_set(test_set, self.workshop.context),
         )
 
     def _accuracy_front(self, whole: Answers, test_labels: Tensor) -> float | None:

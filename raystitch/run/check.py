@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from raystitch.data.images import LabelledImages
 from raystitch.errors import RaystitchError, StorageError
 from raystitch.files import write_text
-from raystitch.names import IRI_PROTOCOLS
 from raystitch.results.store import Storage
 from raystitch.run.planning import Context, Plan, Say, load_sweep, make_plan
 from raystitch.run.status import cost, counted_line, in_bytes
 from raystitch.sweep.cells import counts
-from raystitch.sweep.keys import content_key, iri_identity
+from raystitch.sweep.keys import iri_keys
 
 if TYPE_CHECKING:
     from raystitch.run.workshop import Workshop
@@ -134,9 +133,7 @@ def _bytes_to_store(plan: Plan) -> int:
         for model, digest in plan.digests.items()
         if digest is None
     )
-    by_unit = {c.unit: c for c in plan.pending if c.protocol in IRI_PROTOCOLS}
-    sets = {content_key(iri_identity(cell.settings)) for cell in by_unit.values()}
-    missing = sum(not context.storage.iris(key).is_dir() for key in sets)
+    missing = sum(not context.storage.iris(key).is_dir() for key in iri_keys(plan.pending))
     count = context.sweep.stitch_images or context.facts.train
     iris = missing * count * (prod(context.facts.shape) + IMAGE_BYTES)
     return weights + iris + len(plan.pending) * ROW_BYTES

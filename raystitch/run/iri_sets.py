@@ -22,7 +22,8 @@ def build_shard(spec: IriShardSpec, workshop: Workshop) -> float:
     iri_set, iris = spec.iri_set, spec.iri_set.iris
     network = workshop.twin if iri_set.twin else workshop.cut_network
     front = network(iri_set.front_model).front(iri_set.cut)
-    images = workshop.stitch_images(iri_set.stitch_marker)
+    images_of = workshop.test_images if iri_set.of_test else workshop.stitch_images
+    images = images_of(iri_set.marker)
     positions = np.arange(spec.start, spec.stop)
     made = synthesise(front, images.select(positions), iris, iri_set.seed, workshop.device)
     nulls = null_residuals(front, images, positions, iris.batch, workshop.device)

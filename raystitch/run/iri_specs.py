@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raystitch.data.shards import is_valid
 from raystitch.names import IRI_PROTOCOLS
@@ -16,7 +16,7 @@ from raystitch.run.planning import Context
 from raystitch.settings import Iris
 from raystitch.stitching.protocols import PROTOCOLS
 from raystitch.sweep.cells import Unit
-from raystitch.sweep.keys import content_key, iri_front, iri_identity
+from raystitch.sweep.keys import content_key, iri_front, iri_identity, tested_iri_identity
 
 SHARD_BATCHES = 2
 """Compute batches in one shard; a shard's size changes no pixel."""
@@ -30,7 +30,8 @@ class IriSetSpec:
     """One set of IRIs: its key and what it is made from.
 
     front_model: the front, or the network whose untrained twin is the front (``twin``).
-    iris: how its IRIs are made.
+    marker: of its images; iris: how its IRIs are made; of_test: IRIs of test images, which stitches
+    are measured on, and not of those that they train on.
     digest: of the front's stored weights, so that shards of another training do not count;
     `UNTRAINED` for a front that was never trained.
     """
@@ -39,10 +40,11 @@ class IriSetSpec:
     front_model: str
     twin: bool
     cut: str
-    stitch_marker: str | None
+    marker: str | None
     seed: int
     iris: Iris
     digest: str
+    of_test: bool = False
 
     def metadata(self) -> dict[str, str]:
         return {"iri_set": self.key, "front_digest": self.digest}
@@ -82,10 +84,27 @@ def iri_set_of(unit: Unit, context: Context, digests: Mapping[str, str]) -> IriS
     )
 
 
+def tested_sets_of(
+    unit: Unit, context: Context, digests: Mapping[str, str]
+) -> dict[str | None, IriSetSpec]:
+    """The sets of IRIs of test images that a unit's cells are measured on, by their test marker."""
+    own = iri_set_of(unit, context, digests)
+    found: dict[str | None, IriSetSpec] = {}
+    for marker, cell in {cell.test_marker: cell for cell in unit.cells}.items():
+        identity = tested_iri_identity(cell.settings)
+        if own is not None and identity is not None:
+            key = content_key(identity)
+            found[marker] = replace(own, key=key, marker=marker, of_test=True)
+    return found
+
+
 def shard_specs(iri_set: IriSetSpec, context: Context) -> list[IriShardSpec]:
     """All shards of a set."""
-    wanted = context.sweep.stitch_images
-    count = context.facts.train if wanted is None else min(wanted, context.facts.train)
+    sweep, facts = context.sweep, context.facts
+    of_test = iri_set.of_test
+    wanted = sweep.test_images if of_test else sweep.stitch_images
+    there = facts.test if of_test else facts.train
+    count = there if wanted is None else min(wanted, there)
     size = SHARD_BATCHES * iri_set.iris.batch
     return [
         IriShardSpec(iri_set, part, part * size, min(count, (part + 1) * size))

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from raystitch.data.images import LabelledImages
+from raystitch.data.shards import Shard
 from raystitch.evaluation import Evaluation
-from raystitch.run.activations import COMPUTE_BATCH, ByteBudget, Network, answers, observed
+from raystitch.run.activations import COMPUTE_BATCH, Network, Recomputed, observed
 from raystitch.run.attacked import evenly, robust_scores
+from raystitch.run.iri_sets import set_figures
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.evaluate import Answers, answer_scores, stitched_scores
 from raystitch.stitching.jobs import Finished, Side, Tail
@@ -35,7 +37,8 @@ class Shared:
 
     evaluation: what applies to them; half: images to the front's activation, as it is scored;
     front: what the whole front answers on the test images; ends: what each end does; real, iris:
-    images and their IRIs, None where the protocol has none; budget: of activations still kept.
+    images and their IRIs, None where the protocol has none; test_iris: IRIs of the test images,
+    where they are asked for.
     """
 
     unit: Unit
@@ -47,7 +50,7 @@ class Shared:
     ends: Mapping[str, Side]
     real: LabelledImages
     iris: LabelledImages | None
-    budget: ByteBudget
+    test_iris: Shard | None
 
 
 class Measures:
@@ -60,8 +63,6 @@ class Measures:
         self.representation = cache(self._representation)
         self.front_gram = cache(self._front_gram)
         self.marked = cache(self._marked)
-        self.front_on = cache(self._front_on)
-        self.end_on = cache(self._end_on)
 
     def of(self, cell: Cell, tail: Tail, found: Finished) -> Row:
         """Columns of the cell's row; its `seconds` with the time that this took."""
@@ -84,6 +85,8 @@ class Measures:
             figures |= self._excessive(cell, stitched, found.scores["agreement"])
         if evaluation.robust is not None:
             figures |= self._robust(cell, stitched)
+        if self.shared.test_iris is not None:
+            figures |= self._test_iris(self.shared.test_iris, cell, stitched)
         return {**figures, "seconds": found.seconds + time.perf_counter() - began}
 
     def _agreement_front(self, end: str) -> float | None:
@@ -101,7 +104,7 @@ class Measures:
     def _excessive(self, cell: Cell, stitched: Stitched, agreement: float) -> Row:
         """Matched markers less rolled ones: the same images, each with the next class's marker."""
         found = {
-            roll: self._agreement(cell, stitched, roll)
+            roll: self._agreement_on(self.marked(roll), cell, stitched)
             for roll in (0, 1)
             if roll or self.shared.test_marker is None
         }
@@ -112,25 +115,31 @@ class Measures:
             "excessive_agreement": matched - rolled,
         }
 
-    def _agreement(self, cell: Cell, stitched: Stitched, roll: int) -> float:
-        front, end = self.front_on(roll), self.end_on(cell.end_model, roll)
-        cut = self.shared.unit.front_cut
-        return stitched_scores(stitched, front, cut, end, self.labels)["agreement"]
-
     def _marked(self, roll: int) -> LabelledImages:
         """Test images with the pair's marker, of the test images or else of the stitch's."""
         marker = self.shared.test_marker or self.shared.unit.stitch_marker
         return self.workshop.test_images(marker, roll)
 
-    def _front_on(self, roll: int) -> Answers:
+    def _front_on(self, images: LabelledImages) -> Answers:
         """Not kept: private halves drift between the epochs in which cells end."""
-        images = self.marked(roll).images
-        return answers(self.shared.half, images, self.workshop.device, ByteBudget(0))
+        return Recomputed(self.shared.half, images.images, self.workshop.device)
 
-    def _end_on(self, model: str, roll: int) -> Answers:
+    def _end_on(self, model: str, images: LabelledImages) -> Answers:
         network = observed(self.workshop.cut_network(model), ())
-        images = self.marked(roll).images
-        return answers(network, images, self.workshop.device, self.shared.budget)
+        return Recomputed(network, images.images, self.workshop.device)
+
+    def _test_iris(self, shard: Shard, cell: Cell, stitched: Stitched) -> Row:
+        """h and g both on the IRIs of the test images."""
+        assert np.array_equal(shard.images.index, self.shared.test.index)
+        figures = set_figures(shard)
+        found = self._agreement_on(shard.images, cell, stitched)
+        return {"agreement_test_iris": found, "test_iri_residual": figures["iri_residual"]}
+
+    def _agreement_on(self, images: LabelledImages, cell: Cell, stitched: Stitched) -> float:
+        """Agreement of h and g on images that carry the labels of the test images."""
+        front, end = self._front_on(images), self._end_on(cell.end_model, images)
+        cut = self.shared.unit.front_cut
+        return stitched_scores(stitched, front, cut, end, self.labels)["agreement"]
 
     def _robust(self, cell: Cell, stitched: Stitched) -> Row:
         assert self.shared.evaluation.robust is not None

@@ -16,7 +16,7 @@ from raystitch.files import write_text
 from raystitch.results.summary import Summary, summarise
 from raystitch.results.tensors import write_tensors
 from raystitch.run import runners
-from raystitch.run.iri_specs import iri_set_of, missing_shards
+from raystitch.run.iri_specs import iri_set_of, missing_shards, tested_sets_of
 from raystitch.run.planning import Context, Plan, make_plan
 from raystitch.run.progress import Reporter, Stage
 from raystitch.run.runners import Start
@@ -88,6 +88,7 @@ def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed
             one,
             iri_set_of(one, context, made),
             again=_failed_rows(plan, one) if retry_failed else frozenset(),
+            test_sets=tested_sets_of(one, context, made),
         )
         for one in units(there)
     ]
@@ -161,7 +162,7 @@ def _iris(
     None as the reason: not for a reason of its own, so its cells stay pending.
     """
     failures: dict[str, str | None] = {}
-    sets = [one.iri_set for one in work if one.iri_set is not None]
+    sets = [iri_set for one in work for iri_set in one.iri_sets]
     specs = missing_shards(sets, plan.context)
     if not specs:
         return failures
@@ -194,10 +195,11 @@ def _ready(work: Sequence[UnitWork], failures: Mapping[str, str | None]) -> list
     """The work whose IRIs are there, or are known never to be."""
     ready: list[UnitWork] = []
     for one in work:
-        if one.iri_set is None or one.iri_set.key not in failures:
+        reasons = [failures[each.key] for each in one.iri_sets if each.key in failures]
+        if not reasons:
             ready.append(one)
-        elif (reason := failures[one.iri_set.key]) is not None:
-            ready.append(replace(one, failure=reason))
+        elif known := [reason for reason in reasons if reason is not None]:
+            ready.append(replace(one, failure=known[0]))
     return ready
 
 

@@ -15,12 +15,11 @@ import polars as pl
 
 from raystitch.cards import ModelCard
 from raystitch.errors import RaystitchError, StorageError
-from raystitch.names import IRI_PROTOCOLS
 from raystitch.results.store import Reading, Storage, find_cells, read_cells
 from raystitch.run.planning import Context, Plan, Say, load_sweep, make_plan
 from raystitch.sweep.cells import Cell, Status, counts
 from raystitch.sweep.estimate import Cost, estimate, total
-from raystitch.sweep.keys import content_key, iri_identity
+from raystitch.sweep.keys import iri_keys
 from raystitch.sweep.resume import why
 
 NAMED = 3
@@ -71,7 +70,7 @@ def standing(name: str, storage: Storage, say: Say) -> Standing:
         plan,
         counts(plan.statuses),
         {model: ModelCard.read(path) if path.is_file() else None for model, path in cards.items()},
-        {key: len(list(storage.iris(key).glob("part-*.parquet"))) for key in _iri_sets(plan)},
+        {key: len(list(storage.iris(key).glob("part-*.parquet"))) for key in iri_keys(plan.cells)},
     )
 
 
@@ -208,13 +207,6 @@ def _scaled(count: float, step: int, names: Sequence[str]) -> str:
 def _listed(names: Sequence[str], shown: int = 8) -> str:
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + rest if names else "none"
-
-
-def _iri_sets(plan: Plan) -> list[str]:
-    """Keys of the sets of IRIs that the plan's cells train on."""
-    by_unit = {cell.unit: cell for cell in plan.cells if cell.protocol in IRI_PROTOCOLS}
-    identities = (iri_identity(cell.settings) for cell in by_unit.values())
-    return list(dict.fromkeys(content_key(found) for found in identities))
 
 
 def _sweep_of(run: str, storage: Storage) -> tuple[Storage, str] | None:

@@ -51,7 +51,7 @@ class _UnitRun:
             yield self._store(failed_rows(cells, self.work.failure, self.workshop))
             return
         try:
-            bench = Bench(self.unit, self.work.iri_set, self.workshop)
+            bench = Bench(self.work, self.workshop)
         except CellError as error:
             yield self._store(failed_rows(cells, str(error), self.workshop))
             return

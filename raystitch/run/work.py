@@ -7,8 +7,8 @@ A runner is who calls the work: this process alone, or Ray. The work itself (`zo
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -50,6 +50,7 @@ class BuiltShard:
 class UnitWork:
     """A unit to train, or a part of one; ``failure``: why its IRIs could not be made.
 
+    test_sets: IRIs of test images that cells are measured on, by test marker.
     part: which part of the unit; again: failed rows, by key and time, that do not count as stored.
     """
 
@@ -58,6 +59,12 @@ class UnitWork:
     part: int = 0
     failure: str | None = None
     again: FailedRows = frozenset()
+    test_sets: Mapping[str | None, IriSetSpec] = field(default_factory=dict[str | None, IriSetSpec])
+
+    @property
+    def iri_sets(self) -> list[IriSetSpec]:
+        """All sets of IRIs that must be there before the unit starts."""
+        return [*([] if self.iri_set is None else [self.iri_set]), *self.test_sets.values()]
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ def estimate(
 
     - activations: n × bytes at the front's cut, and for each end n × bytes of its targets (each
       cut that a `dm` or `fula` cell compares, once; the logits for `slm`);
-    - FLOPs: IRIs, n × steps × 2 F(i) (forward, and backward to the input alone); the front's
-      activations, n × F(i); targets, n × G for each end; training, for each cell
+    - FLOPs: IRIs, n × steps × 2 F(i) (forward, and backward to the input alone), with m in
+      place of n for `test_iris`; the front's activations, n × F(i); targets, n × G for each end;
+      training, for each cell
       E × n × (3 C(T) + 2 (F(last) − F(j))), with the end's tail run forward and backward from its
       cut j to the last layer the objective looks at (`dm`: j itself); tests, for each cell
       m × (F(i) + C(T) + G − F(j)), and twice that for each step of the two attacks of `robust`, on
@@ -58,7 +59,8 @@ def estimate(
     iri_steps = sweep.iris.steps if unit.protocol in IRI_PROTOCOLS else 0
     answers = front.flops + sum(card.flops for card in ends.values())
     epochs = training.epochs * sweep.budget
-    flops = stitch * (2 * front.flops * iri_steps + (epochs + 1 if training.live else 1) * answers)
+    flops = test * 2 * front.flops * iri_steps if sweep.evaluation.test_iris else 0
+    flops += stitch * (2 * front.flops * iri_steps + (epochs + 1 if training.live else 1) * answers)
     attacked = training.attack_share * training.attack_steps
     for cell in unit.cells:
         card = ends[cell.end_model]

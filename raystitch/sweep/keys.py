@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from raystitch.names import IRI_PROTOCOLS, Protocol
 from raystitch.seeds import derive
 from raystitch.settings import Marker, Recipe, Settings, Training
+from raystitch.sweep.cells import Cell
 from raystitch.sweep.zoo_entry import OTHERS_FIELDS, RECIPE_FIELDS, ZooEntry
 
 KEY_VERSION = 1
@@ -160,6 +161,33 @@ def iri_identity(settings: Mapping[str, Any]) -> Identity | None:
         "cut": settings["front_cut"],
         **same,
     }
+
+
+def tested_iri_identity(settings: Mapping[str, Any]) -> Identity | None:
+    """The set of IRIs of test images that a cell is measured on; None where on none."""
+    front = iri_front(settings)
+    if front is None or not settings.get("evaluation", {}).get("test_iris"):
+        return None
+    same = {name: settings[name] for name in ("test", "iris", "seed")}
+    return {
+        "version": KEY_VERSION,
+        "data": {name: value for name, value in settings["data"].items() if name != "train"},
+        "front": front,
+        "cut": settings["front_cut"],
+        **same,
+    }
+
+
+def iri_keys(cells: Iterable[Cell]) -> list[str]:
+    """Keys of all sets of IRIs that cells are trained or measured on, each once."""
+    by_inputs = {(cell.unit, cell.test_marker): cell for cell in cells}
+    found = (
+        content_key(identity)
+        for cell in by_inputs.values()
+        for identity in (iri_identity(cell.settings), tested_iri_identity(cell.settings))
+        if identity is not None
+    )
+    return list(dict.fromkeys(found))
 
 
 def unit_identity(settings: Mapping[str, Any]) -> Identity:
