@@ -118,6 +118,8 @@ class NetworkCard:
     input_shape: (channels, height, width); flops: per image; cuts: in data order.
     notes: what a user should know, as weights shared across a cut.
     linear_head: whether the logits are those of its last linear layer.
+    fixed_dropout, fixed_bn: modules whose dropout, or batch normalisation, halves of the network
+    cannot put into training mode.
     """
 
     arch: str
@@ -129,6 +131,8 @@ class NetworkCard:
     cuts: tuple[CutCard, ...]
     notes: tuple[str, ...] = ()
     linear_head: bool = True
+    fixed_dropout: tuple[str, ...] = ()
+    fixed_bn: tuple[str, ...] = ()
 
     def cut(self, name: str) -> CutCard:
         """The cut of that name or alias; `RaystitchError` names the nearest ones."""

@@ -257,6 +257,11 @@ class Training(Settings):
         changing = self.bn == "batch" or self.dropout or self.augment != "none"
         return changing or self.attack_share > 0
 
+    @property
+    def alone(self) -> bool:
+        """Whether a stitch drifts the front by images of its own, and so shares none."""
+        return self.bn == "batch" and self.attack_share > 0
+
     def held_out_of(self, images: int) -> int:
         """How many of so many own inputs are kept for the curve."""
         return max(1, round(images * self.held_out)) if self.schedule == "plateau" else 0

@@ -115,10 +115,53 @@ def test_a_control_has_no_views_of_images(tmp_path):
         load_sweep(path, Storage(tmp_path / "runs"))
 
 
-def test_attacked_images_and_batch_statistics_exclude_each_other(tmp_path):
-    training = {"attack_share": 0.5, "bn": "batch"}
-    path = sweeping.write(tmp_path, training=training, protocols=["standard"])
-    with pytest.raises(SweepFileError, match=r"training: attack_share .*`bn: batch`"):
+def test_attacked_images_drift_each_stitch_by_itself(tmp_path):
+    """With batch statistics a cell's attacked images move its front: no other cell may see it."""
+    training = {
+        **{"attack_share": 0.5, "attack_steps": 2, "bn": "batch", "dropout": True},
+        **{"epochs": 2, "batch": 27, "init_count": 60},
+    }
+    found = []
+    for objectives in (["slm", "fula", "dm"], ["fula"]):
+        folder = tmp_path / str(len(objectives))
+        folder.mkdir()
+        path = sweeping.write(
+            folder,
+            training=training,
+            protocols=["standard"],
+            cuts=["blocks.2"],
+            objectives=objectives,
+        )
+        outcome = sweeping.run(path, folder / "runs")
+        assert outcome.exit_code == 0
+        found.append(outcome.plan.rows.filter(objective="fula").row(0, named=True))
+    together, alone = found
+    assert together["key"] == alone["key"]
+    assert together["curve"] == alone["curve"]
+    assert together["agreement"] == alone["agreement"]
+
+
+def test_batch_statistics_of_one_image_are_a_fault(tmp_path):
+    path = sweeping.write(
+        tmp_path, training={"bn": "batch", "batch": 53}, protocols=["standard"]
+    )  # 54 of 60 images are trained on
+    with pytest.raises(SweepFileError, match=r"stitch_images: 54 images .* a batch of one image"):
+        load_sweep(path, Storage(tmp_path / "runs"))
+
+
+def test_dropout_that_halves_cannot_switch_on_is_a_fault_of_the_file(tmp_path):
+    kwargs = {"img_size": 16, "patch_size": 4, "drop_path_rate": 0.1, "embed_dim": 24, "depth": 2}
+    vit = {"arch": "timm/vit_tiny_patch16_224", "recipe": "untrained", "kwargs": kwargs}
+    path = sweeping.write(
+        tmp_path,
+        zoo={"vit": {**vit, "seeds": [0, 1]}},
+        pairs=[{"front": "vit-1", "end": "vit-0"}],
+        cuts=["blocks"],
+        preset="published",
+        training={"batch": 32},
+        iris={},
+    )
+    with pytest.raises(SweepFileError, match=r"zoo\.vit\.arch: .* in 'blocks\.1\.drop_path1'"):
         load_sweep(path, Storage(tmp_path / "runs"))
 
 

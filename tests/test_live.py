@@ -1,13 +1,14 @@
 """Frozen halves in training mode: private copies drift, networks do not, cells stay independent."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_fit import END, Answers, Net, run, state, unit
 from torch import nn
 
-from raystitch.errors import CellError
 from raystitch.settings import Training
 from raystitch.stitching.fit import UnitFit
 from raystitch.stitching.jobs import CellJob
@@ -15,10 +16,14 @@ from raystitch.stitching.live import Live, LiveHalf
 from raystitch.stitching.objectives import Answer
 from raystitch.zoo.attacks import pgd
 from raystitch.zoo.augment import augment
-from raystitch.zoo.modes import check_dropout, drifted, private_copy, training_modes
+from raystitch.zoo.cuts import CutNetwork
+from raystitch.zoo.models import build, digest, freeze
+from raystitch.zoo.modes import drifted, fixed_bn, fixed_dropout, private_copy, training_modes
+from raystitch.zoo.tracing import trace
 
 PUBLISHED = {"schedule": "step", "epochs": 6, "batch": 16, "lr": 0.01, "drop_last": True}
 OBJECTIVES = ("hlm", "slm", "dm", "fula")
+ROLES = ("front", "target", "tail")
 
 
 class Dropping(Net):
@@ -225,18 +230,96 @@ def test_modes_return_and_momentum_zero_is_no_evaluation_mode():
             assert not torch.allclose(half(half.early(images)), evaluated)
 
 
-def test_dropout_that_a_graph_has_lost_is_refused_by_name():
+@pytest.mark.parametrize(
+    ("arch", "cut"), [("raystitch/cnn5", "blocks.2"), ("timm/resnetv2_50", "stages.1")]
+)
+def test_halves_of_a_real_network_take_batch_statistics_and_leave_it_as_it_is(arch, cut):
+    """The graph is taken in evaluation mode; its BatchNorm must still switch in the copies."""
+    kwargs = {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 8], "stem_chs": 4}
+    kwargs |= {"norm_layer": "batchnorm2d"}
+    network = freeze(
+        build(
+            arch,
+            kwargs if arch.startswith("timm") else {},
+            classes=10,
+            input_shape=(3, 32, 32),
+            seed=0,
+        )
+    )
+    before, net = digest(network), CutNetwork(network)
+    images = torch.rand(16, 3, 32, 32)
+    whole = copy.deepcopy(network)
+    for part in whole.modules():
+        part.training = isinstance(part, nn.BatchNorm2d)
+    front, tail = private_copy(net.front(cut)), private_copy(net.tail(cut))
+    with torch.no_grad():
+        with training_modes(front, bn=True, dropout=False):
+            activation = front(images)
+        with training_modes(tail, bn=True, dropout=False):
+            logits = tail(activation)
+        assert torch.allclose(logits, whole(images), atol=1e-5)
+        assert not torch.allclose(logits, network(images), atol=1e-3)
+    assert digest(network) == before
+    moved = {**drifted(front), **drifted(tail)}
+    expected = [b for n, b in whole.named_buffers() if n.endswith("running_mean")]
+    ours = [b for n, b in moved.items() if n.endswith("running_mean")]
+    assert len(ours) == len(expected) > 0
+    assert sorted(float(b.sum()) for b in ours) == pytest.approx(
+        sorted(float(b.sum()) for b in expected), abs=1e-4
+    )
+
+
+def test_the_three_halves_of_a_stitch_drop_other_elements():
+    job, *_ = live_unit(Training(**PUBLISHED, dropout=True))
+    step, half = job.live.step(torch.arange(8), 1, 0), nn.Dropout(0.5).eval()
+    ones = torch.ones(64)
+    drawn = [job.live.run(half, step, role, lambda: half(ones)) for role in ROLES]
+    again = job.live.run(half, step, "tail", lambda: half(ones))
+    assert torch.equal(again, drawn[2])
+    assert not any(torch.equal(drawn[one], drawn[one - 1]) for one in range(3))
+
+
+class Functional(nn.Module):
+    """A network that calls what torch has modules for as functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.rate = 0.3
+
+    def forward(self, images):
+        norm = self.norm
+        images = F.batch_norm(images, norm.running_mean, norm.running_var, training=self.training)
+        return F.dropout(images.mean((2, 3)), self.rate, self.training)
+
+
+class Attending(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=rate)
+
+    def forward(self, tokens):
+        return self.attention(tokens, tokens, tokens)[0]
+
+
+def test_what_a_graph_cannot_put_into_training_mode_is_found():
     timm = pytest.importorskip("timm")
-    check_dropout(Dropping(5, 1), "net")
-    lost = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, drop_path_rate=0.2)
-    with pytest.raises(CellError, match=r"vit drops activations in 'blocks\.\d+\.drop_path"):
-        check_dropout(lost, "vit")
-    fused = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, attn_drop_rate=0.2)
-    assert fused.blocks[0].attn.fused_attn
-    with pytest.raises(CellError, match=r"vit drops activations in 'blocks\.0\.attn'"):
-        check_dropout(fused, "vit")
-    attention = nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1))
-    with pytest.raises(CellError, match=r"net drops activations in '0' \(MultiheadAttention\)"):
-        check_dropout(attention, "net")
-    kept = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, proj_drop_rate=0.2)
-    check_dropout(kept, "vit")
+    assert fixed_dropout(trace(Attending(0.0), "net")) == ()
+    assert fixed_dropout(trace(Attending(0.1), "net")) == ("attention",)
+    assert fixed_dropout(trace(Dropping(5, 1).early, "net")) == ()
+    functional = trace(nn.Sequential(nn.Conv2d(3, 3, 1), Functional()), "net")
+    assert fixed_dropout(functional) == fixed_bn(functional) == ("1",)
+
+    def vit(**rates):
+        net = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, **rates)
+        return trace(net, "vit")
+
+    assert fixed_dropout(vit()) == fixed_bn(vit()) == ()
+    assert fixed_dropout(vit(drop_rate=0.1)) == fixed_dropout(vit(proj_drop_rate=0.1)) == ()
+    lost = fixed_dropout(vit(drop_path_rate=0.2))
+    assert {"blocks.11.drop_path1", "blocks.11.drop_path2"} <= set(lost)
+    assert "blocks.0.attn.attn_drop" in fixed_dropout(vit(attn_drop_rate=0.1))
+    torchvision = pytest.importorskip("torchvision")
+    net = torchvision.models.convnext_tiny()
+    traced = trace(net, "convnext")
+    assert fixed_dropout(traced) == fixed_bn(traced) == ()  # its dropped paths are leaves

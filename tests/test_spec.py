@@ -87,6 +87,31 @@ def test_published_treats_the_standard_protocol_in_its_own_way():
     assert other.training_under("standard").bn == "batch"
 
 
+def test_what_a_file_writes_for_all_protocols_goes_over_the_preset_s_for_one():
+    made = planning.sweep(
+        preset="published",
+        training={"augment": "none"},
+        variants={"still": {"training": {"bn": "eval", "dropout": False}}},
+    )
+    own = made.training_under("standard")
+    assert (own.bn, own.dropout, own.augment) == ("batch", True, "none")
+    still = made.varied("still").training_under("standard")
+    assert (still.bn, still.dropout, still.augment) == ("eval", False, "none")
+    both = planning.sweep(
+        preset="published",
+        training=Training(augment="none"),
+        training_of={"standard": {"augment": "flip_resized_crop"}},
+    )
+    assert both.training_under("standard").augment == "flip_resized_crop"
+    assert both.training_under("noise").augment == "none"
+
+
+def test_under_standard_the_real_images_are_a_cell_s_own():
+    own, real = (planning.sweep(training={"init_images": name}) for name in ("own", "real"))
+    assert own.training_under("standard") == real.training_under("standard")
+    assert own.training_under("invariance") != real.training_under("invariance")
+
+
 def test_a_variant_changes_what_it_writes_alone():
     made = planning.sweep(
         training={"lr": 0.5},

@@ -169,13 +169,7 @@ class Bench:
     def _private(self, half: Half) -> Half:
         """The half itself, or a copy of it where training could move it."""
         training = self.training
-        if training.dropout:
-            for network in (self.front, *map(self.workshop.cut_network, self._ends())):
-                network.check_dropout()
         return private_copy(half) if training.bn == "batch" or training.dropout else half
-
-    def _ends(self) -> list[str]:
-        return list(dict.fromkeys(cell.end_model for cell in self.unit.cells))
 
     def _front_side(
         self, half: Front, test: LabelledImages, whole: Answers, budget: ByteBudget

@@ -256,20 +256,15 @@ def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fa
             message = f"unbiased CKA needs at least {LEAST_ROWS} images, and these are {taken}"
             faults.append(Fault(field, f"{message}; take more, or no `representation`"))
     sweep = sweep.model_copy(update=changes)
-    trainings = (
-        sweep.varied(variant).training_under(protocol)
-        for variant in (None, *sweep.variants)
-        for protocol in sweep.protocols
-    )
     images = sweep.stitch_images or sources.facts(sweep.data).train
-    found = (fault for training in trainings for fault in _batch_faults(training, images))
+    found = (fault for training in sweep.trainings() for fault in _batch_faults(training, images))
     return sweep, [*faults, *dict.fromkeys(found)]
 
 
 def _batch_faults(training: Training, images: int) -> Iterator[Fault]:
     """A fault where an epoch over so many stitch images would have no batch."""
     held = training.held_out_of(images)
-    least = training.batch if training.drop_last else 1
+    least, last = training.batch if training.drop_last else 1, (images - held) % training.batch
     if images - held < least:
         kept = f" with {held} of them held out" if held else ""
         whole = f"a whole batch of {least} (`training.drop_last`)" if least > 1 else "a batch"
@@ -277,6 +272,13 @@ def _batch_faults(training: Training, images: int) -> Iterator[Fault]:
             "stitch_images",
             f"{images} images{kept} do not fill {whole}, so no stitch would be trained; take at "
             f"least {least + held} images" + (" or a smaller `training.batch`" * (least > 1)),
+        )
+    elif training.bn == "batch" and 1 in (training.batch, 0 if training.drop_last else last):
+        yield Fault(
+            "stitch_images",
+            f"{images - held} images in batches of {training.batch} give a batch of one image, and "
+            "`bn: batch` needs two for its statistics; use `drop_last: true`, or another number "
+            "of images or `training.batch`",
         )
 
 

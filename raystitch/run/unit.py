@@ -57,7 +57,7 @@ class _UnitRun:
             return
         found = {cell.key: self.states.load(cell.key, self._digests(cell)) for cell in cells}
         states = {key: state for key, state in found.items() if state is not None}
-        groups = _groups(cells, states)
+        groups = _groups(cells, states, alone=bench.training.alone)
         for group in groups:
             for report in self._train(bench, group, states):
                 yield replace(report, done=report.live == 0 and group is groups[-1])
@@ -131,10 +131,14 @@ class _UnitRun:
         self.saved = time.monotonic()
 
 
-def _groups(cells: Sequence[Cell], states: States) -> list[list[Cell]]:
-    """Cells that can be trained together: the same test images, and the same epoch behind them."""
-    groups: dict[tuple[str | None, int], list[Cell]] = {}
+def _groups(cells: Sequence[Cell], states: States, *, alone: bool) -> list[list[Cell]]:
+    """Cells that can be trained together: the same test images, and the same epoch behind them.
+
+    alone: each cell by itself, on copies of the halves that only it drifts.
+    """
+    groups: dict[tuple[str | None, ...], list[Cell]] = {}
     for cell in cells:
         epochs = states[cell.key].epochs if cell.key in states else 0
-        groups.setdefault((cell.test_marker, epochs), []).append(cell)
+        own = (cell.key,) if alone else ()
+        groups.setdefault((cell.test_marker, str(epochs), *own), []).append(cell)
     return list(groups.values())

@@ -307,7 +307,7 @@ class CellFit:
         if step is None or self.unit.live is None:
             return call(tail)
         assert isinstance(tail, nn.Module)
-        return self.unit.live.run(tail, step, lambda: call(tail))
+        return self.unit.live.run(tail, step, "tail", lambda: call(tail))
 
     def _loss_over(self, positions: Tensor) -> float:
         """The objective over these own inputs, batch by batch, weighted by batch size."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,18 +77,29 @@ class Live:
     def front_answer(self, step: Step) -> Answer:
         """What the front answers in its training mode, without gradient."""
         with torch.no_grad():
-            return self.run(self.front.module, step, lambda: self.front.answer(step.front_images))
+            return self.run(
+                self.front.module, step, "front", lambda: self.front.answer(step.front_images)
+            )
 
     def end_answer(self, name: str, step: Step) -> Answer:
         """The same of an end: the targets."""
         end = self.ends[name]
         with torch.no_grad():
-            return self.run(end.module, step, lambda: end.answer(step.end_images))
+            return self.run(end.module, step, "target", lambda: end.answer(step.end_images))
 
-    def run(self, half: nn.Module, step: Step, call: Callable[[], Result]) -> Result:
-        """The call with that half in training mode, its dropout drawn from seed, epoch and step."""
+    def run(
+        self,
+        half: nn.Module,
+        step: Step,
+        role: Literal["front", "target", "tail"],
+        call: Callable[[], Result],
+    ) -> Result:
+        """The call with that half in training mode, its dropout drawn from seed, epoch and step.
+
+        role: sets the dropout of the three halves apart, which else would drop the same elements.
+        """
         bn, dropout = self.training.bn == "batch", self.training.dropout
-        seed = derive("stitch dropout", self.seed, step.epoch, step.number)
+        seed = derive("stitch dropout", role, self.seed, step.epoch, step.number)
         device = step.front_images.device
         with training_modes(half, bn=bn, dropout=dropout), seeded(seed, device):
             return call()

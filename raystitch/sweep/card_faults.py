@@ -14,7 +14,7 @@ LEAST_CLASSES = 3
 """Of an end that is attacked by APGD-DLR."""
 
 SHOWN = 3
-"""Refused cut pairs that one fault spells out."""
+"""Refused cut pairs, or modules, that one fault spells out."""
 
 
 def card_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> tuple[Fault, ...]:
@@ -26,6 +26,7 @@ def card_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> tuple[Fault, 
     selected, cut_faults = _select(sweep, cards)
     found = [
         *_zoo_faults(sweep, cards),
+        *_mode_faults(sweep, cards),
         *cut_faults,
         *_fula_faults(sweep, cards),
         *_pair_faults(sweep, cards, selected),
@@ -61,6 +62,35 @@ def _evaluation_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterat
                 f"{entry} has {cards[entry].classes} classes, and APGD-DLR compares "
                 f"{LEAST_CLASSES} of them; leave it out",
             )
+
+
+def _mode_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Fault]:
+    """Networks whose frozen halves cannot be put into the mode that a training asks for."""
+    trainings = sweep.trainings()
+    dropout = any(training.dropout for training in trainings)
+    batch = any(training.bn == "batch" for training in trainings)
+    for entry in dict.fromkeys(model.entry for model in sweep.used_models().values()):
+        card = cards.get(entry)
+        if card is None:
+            continue
+        if dropout and card.fixed_dropout:
+            yield Fault(
+                f"zoo.{entry}.arch",
+                f"{card.arch} drops activations in {_some(card.fixed_dropout)}, which cannot be "
+                "switched on in its halves; use `dropout: false` in `training` (with preset "
+                "published in `training_of.standard`), or `kwargs` without it",
+            )
+        if batch and card.fixed_bn:
+            yield Fault(
+                f"zoo.{entry}.arch",
+                f"{card.arch} calls batch normalisation as a function in {_some(card.fixed_bn)}, "
+                "which cannot be put into training mode in its halves; use `bn: eval`",
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
 def _select(
@@ -100,9 +130,7 @@ def _pair_faults(
     models = sweep.models()
     cross = sweep.cross_layer
     identity = "identity" in sweep.objectives or any(
-        sweep.varied(variant).training_under(protocol).init == "identity"
-        for variant in (None, *sweep.variants)
-        for protocol in sweep.protocols
+        training.init == "identity" for training in sweep.trainings()
     )
 
     @cache

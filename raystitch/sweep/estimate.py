@@ -43,7 +43,8 @@ def estimate(
       cut j to the last layer the objective looks at (`dm`: j itself); tests, for each cell
       m × (F(i) + C(T) + G − F(j)), and twice that for each step of the two attacks of `robust`, on
       its images. Where nothing can be kept (`training.live`) the activations and targets are
-      computed in every epoch too, and attacked images take their steps through all.
+      computed in every epoch too: once for all cells, or with attacked images for each cell, beside
+      the attack's steps through the whole stitched network, forward and backward.
     """
     sweep = sweep.varied(unit.variant)
     training = sweep.training_under(unit.protocol)
@@ -59,16 +60,19 @@ def estimate(
     iri_steps = sweep.iris.steps if unit.protocol in IRI_PROTOCOLS else 0
     answers = front.flops + sum(card.flops for card in ends.values())
     epochs = training.epochs * sweep.budget
-    flops = test * 2 * front.flops * iri_steps if sweep.evaluation.test_iris else 0
-    flops += stitch * (2 * front.flops * iri_steps + (epochs + 1 if training.live else 1) * answers)
     attacked = training.attack_share * training.attack_steps
+    shared = epochs if training.live and not attacked else 0
+    flops = test * 2 * front.flops * iri_steps if sweep.evaluation.test_iris else 0
+    flops += stitch * (2 * front.flops * iri_steps + (1 + shared) * answers)
     for cell in unit.cells:
         card = ends[cell.end_model]
         cut = card.cut(cell.end_cut)
         mixing = _stitch_flops(front, cut)
         whole = front.flops + mixing + card.flops - cut.flops
         if cell.objective in TRAINED_OBJECTIVES:
-            step = 3 * mixing + 2 * (_last_flops(cell, card) - cut.flops) + 2 * attacked * whole
+            step = 3 * mixing + 2 * (_last_flops(cell, card) - cut.flops)
+            if attacked:  # images of its own, and both sides' answers on them
+                step += 2 * attacked * whole + front.flops + card.flops
             flops += round(epochs * stitch * step)
         flops += test * whole
         robust = sweep.evaluation.robust

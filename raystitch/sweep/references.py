@@ -173,12 +173,6 @@ def _report_trainings(draft: Draft, sweep: Sweep, variant: str | None) -> None:
                 f"attack_share needs the same images on both sides, and {protocol} has not: leave "
                 f"{protocol} out, or write `training_of: {{{protocol}: {{attack_share: 0}}}}`",
             )
-        if training.attack_share and training.bn == "batch":
-            draft.add(
-                place,
-                "attack_share gives each stitch images of its own, and with `bn: batch` a front "
-                "that drifts by them; use one of the two",
-            )
     live = "standard" in sweep.protocols and varied.training_under("standard").live
     for number, pair in sweep.numbered_pairs():
         if pair.control is not None and live:

@@ -37,9 +37,9 @@ from raystitch.names import (
 )
 from raystitch.settings import Data, Iris, Marker, Settings, Training, Whole
 from raystitch.sweep.execution import Count, Execution
-from raystitch.sweep.presets import PRESETS
+from raystitch.sweep.presets import with_preset
 from raystitch.sweep.refusal import each_once
-from raystitch.sweep.variants import TrainingOf, Variant, overlay, overlay_each
+from raystitch.sweep.variants import TrainingOf, Variant, overlay, overlay_each, without_each
 from raystitch.sweep.zoo_entry import Seeds, ZooEntry
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -215,11 +215,7 @@ class Sweep(Settings):
     def _start_from_preset(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        preset = values.get("preset", "controlled")
-        if not isinstance(preset, str) or preset not in PRESETS:
-            return values
-        filled = {name: _filled(block, values.get(name)) for name, block in PRESETS[preset].items()}
-        return {**values, **filled}
+        return with_preset(values)
 
     def models(self) -> dict[str, Model]:
         """All networks of the zoo, by name, in the file's order."""
@@ -265,9 +261,10 @@ class Sweep(Settings):
         if variant is None:
             return self
         other = self.variants[variant]
+        kept = without_each(self.training_of, other.training.model_fields_set)
         changes = {
             "training": overlay(self.training, other.training),
-            "training_of": overlay_each(self.training_of, other.training_of),
+            "training_of": overlay_each(kept, other.training_of),
             "iris": overlay(self.iris, other.iris),
             "budget": other.budget or self.budget,
         }
@@ -276,7 +273,16 @@ class Sweep(Settings):
     def training_under(self, protocol: Protocol) -> Training:
         """How stitches are trained under that protocol."""
         own = self.training_of.get(protocol)
-        return self.training if own is None else overlay(self.training, own)
+        found = self.training if own is None else overlay(self.training, own)
+        if protocol == "standard" and found.init_images == "real":
+            # Its own inputs are the real images: one start, and so one key.
+            return found.model_copy(update={"init_images": "own"})
+        return found
+
+    def trainings(self) -> list[Training]:
+        """Every training that some protocol has in some variant."""
+        varied = [self.varied(variant) for variant in (None, *self.variants)]
+        return [sweep.training_under(protocol) for sweep in varied for protocol in self.protocols]
 
     def evaluation_of(
         self,
@@ -312,14 +318,3 @@ def schema() -> dict[str, Any]:
         **Sweep.model_json_schema(),
         "title": "A raystitch sweep file",
     }
-
-
-def _filled(preset: Any, given: Any) -> Any:
-    """What is given, on top of what the preset says."""
-    if given is None:
-        return preset
-    block = given.model_dump(exclude_unset=True) if isinstance(given, Settings) else given
-    if not isinstance(preset, Mapping) or not isinstance(block, Mapping):
-        return block
-    mine: dict[Any, Any] = {**preset}
-    return {**mine, **{name: _filled(mine.get(name), value) for name, value in block.items()}}

@@ -1,11 +1,14 @@
 """Settings for a part of a sweep: for one protocol alone, or once more in another variant.
 
-A field that is written replaces the sweep's; what is not written stays. A variant changes nothing
-but settings, so it needs no network of its own, and cells that it leaves as they are stay one.
+A field that is written replaces the sweep's; what is not written stays. What a variant writes in
+`training` holds under every protocol, whatever the sweep's `training_of` says; its own goes on top.
+A variant changes nothing but settings, so it needs no network of its own, and cells that it leaves
+as they are stay one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeVar
 
 from pydantic import Field
@@ -33,6 +36,16 @@ def overlay(under: Block, over: Block) -> Block:
     """``under`` with the fields that ``over`` was written with."""
     written = {name: getattr(over, name) for name in over.model_fields_set}
     return under.model_copy(update=written)
+
+
+def without_each(training_of: TrainingOf, fields: Collection[str]) -> TrainingOf:
+    """The settings of each protocol as if these fields had not been written."""
+
+    def less(training: Training) -> Training:
+        kept = training.model_fields_set - set(fields)
+        return Training.model_construct(kept, **{name: getattr(training, name) for name in kept})
+
+    return {protocol: less(training) for protocol, training in training_of.items()}
 
 
 def overlay_each(under: TrainingOf, over: TrainingOf) -> TrainingOf:

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 
 from raystitch.cards import CutCard, NetworkCard
 from raystitch.errors import RaystitchError
-from raystitch.zoo import modes
 from raystitch.zoo.graph import DataFlow, data_flow
 from raystitch.zoo.models import Network, build, evaluating
+from raystitch.zoo.modes import fixed_bn, fixed_dropout
 from raystitch.zoo.naming import IDLE, Place, find_places
 from raystitch.zoo.tracing import in_net, own_structure
 
@@ -101,10 +101,6 @@ class CutNetwork:
         """The whole network from the images on, observed at ``taps``."""
         return Tail(self._half_to_logits(self._flow.images, taps), self._normaliser)
 
-    def check_dropout(self) -> None:
-        """Raise `CellError` where the network has dropout that its halves cannot switch on."""
-        modes.check_dropout(self._network.net, self.card.arch)
-
     def check(self, cut: str, images: Tensor) -> None:
         """Raise `RaystitchError` unless tail(front(images)) is the network's answer bit for bit."""
         with torch.no_grad(), evaluating(self._network):
@@ -172,6 +168,8 @@ def _card(network: Network, flow: DataFlow, places: list[Place], notes: list[str
         cuts=cuts,
         notes=(*notes, *_shared_weights(flow, places)),
         linear_head=_ends_in_linear(network.net, flow),
+        fixed_dropout=fixed_dropout(flow.trace),
+        fixed_bn=fixed_bn(flow.trace),
     )
 
 

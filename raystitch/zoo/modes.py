@@ -7,13 +7,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 
-from raystitch.errors import CellError
+from raystitch.zoo.tracing import Trace, in_net, module_of, stack_of
 
 Module = TypeVar("Module", bound=nn.Module)
+
+_RATES = ("drop_prob", "p", "dropout", "drop_rate")
 
 
 def private_copy(half: Module) -> Module:
@@ -25,8 +27,11 @@ def private_copy(half: Module) -> Module:
 @contextmanager
 def training_modes(half: nn.Module, *, bn: bool, dropout: bool) -> Generator[None]:
     """Batch statistics (``bn``) and dropout inside, evaluation mode after."""
-    active = (_BatchNorm,) * bn + (_DropoutNd,) * dropout
-    parts = [part for part in half.modules() if isinstance(part, active)]
+    parts = [
+        part
+        for part in half.modules()
+        if (bn and isinstance(part, _BatchNorm)) or (dropout and _drops(part))
+    ]
     for part in parts:
         part.train()
     try:
@@ -45,30 +50,57 @@ def drifted(half: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def check_dropout(net: nn.Module, arch: str) -> None:
-    """Raise `CellError` unless every dropout of the network can be switched on in its halves.
+def fixed_dropout(trace: Trace) -> tuple[str, ...]:
+    """Where a traced network drops activations in training that its halves cannot switch on.
 
-    A network's graph is taken in evaluation mode, and what is no dropout module of torch's is gone
-    from it (dropped paths, dropout inside attention).
+    A graph is taken in evaluation mode and runs only what was called as a module of its own:
+    dropped paths that hand their input on and dropout inside attention are gone from it, and a
+    function keeps the mode it was called in.
     """
-    for name, part in net.named_modules():
-        if _lost_dropout(part):
-            raise CellError(
-                f"training.dropout: {arch} drops activations in {name!r} "
-                f"({type(part).__name__}), which cannot be switched on in a half of the network; "
-                "use `dropout: false`, or `kwargs` without it"
-            )
+    called = {id(trace.root.get_submodule(str(n.target))) for n in _calls(trace, "call_module")}
+    reached = {path for node in trace.graph.nodes for path, _ in stack_of(node).values()}
+    found = [
+        module_of(node)
+        for node in _calls(trace, "call_function")
+        if "dropout" in _name(node.target) and _rate_of_call(node) > 0
+    ]
+    for name, part in trace.root.named_modules():
+        if id(part) in called:
+            lost = _rate(part) > 0 and not _drops(part)
+        else:
+            lost = _drops(part) and name.rpartition(".")[0] in reached
+        found += [in_net(name)] * lost
+    return tuple(dict.fromkeys(found))
 
 
-def _lost_dropout(part: nn.Module) -> bool:
-    """Whether a module drops activations by something else than a dropout module in the graph."""
-    if isinstance(part, nn.MultiheadAttention):
-        return part.dropout > 0
-    inner = getattr(part, "attn_drop", None)
-    if isinstance(inner, _DropoutNd):  # timm's attention: its fused form takes the rate alone
-        return bool(getattr(part, "fused_attn", False)) and inner.p > 0
-    if isinstance(part, _DropoutNd) or any(True for _ in part.children()):
-        return False
-    rates = ("drop_prob", "p", "dropout", "attn_drop", "drop_rate")
-    own = [getattr(part, rate, 0.0) for rate in rates]
-    return any(isinstance(rate, float) and rate > 0 for rate in own)
+def fixed_bn(trace: Trace) -> tuple[str, ...]:
+    """Where a traced network normalises by running statistics whatever the mode of its halves."""
+    found = [
+        module_of(node)
+        for node in _calls(trace, "call_function")
+        if _name(node.target) == "batch_norm"
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _calls(trace: Trace, op: str) -> list[fx.Node]:
+    return [node for node in trace.graph.nodes if node.op == op]
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", "")
+
+
+def _rate_of_call(node: fx.Node) -> float:
+    rate = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
+    return float(rate) if isinstance(rate, int | float) else 0.0
+
+
+def _drops(part: nn.Module) -> bool:
+    """Whether a module of its own drops activations in training mode."""
+    return _rate(part) > 0 and (isinstance(part, _DropoutNd) or not list(part.children()))
+
+
+def _rate(part: nn.Module) -> float:
+    rates = [getattr(part, rate, 0.0) for rate in _RATES]
+    return max((r for r in rates if isinstance(r, float) and 0 < r <= 1), default=0.0)
