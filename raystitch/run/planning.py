@@ -31,7 +31,7 @@ from raystitch.sweep.read import card_faults, read_sweep, require
 from raystitch.sweep.resume import pending, subtract
 from raystitch.sweep.spec import Sweep
 
-CARD_VERSION = 2
+CARD_VERSION = 3
 """Part of a stored card's key: raised when cards of the same network come out otherwise."""
 
 LEAST_ROWS = 4
