@@ -18,7 +18,7 @@ Init = Literal["lstsq", "random", "identity"]
 Schedule = Literal["plateau", "step"]
 IriRule = Literal["adam", "sign"]
 Kind = Literal["map", "map_last", "tokens", "vector"]
-Source = Literal["digits"]
+Source = Literal["digits", "cifar10", "cifar100", "imagefolder", "idx", "npz", "parquet"]
 Preset = Literal["controlled", "published"]
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

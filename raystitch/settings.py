@@ -55,6 +55,11 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _text(value: Any) -> Any:
+    """A class named by its number is its name."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class _OrFraction:
     """Tells the JSON Schema that a number may be written as ``8/255`` too."""
 
@@ -79,15 +84,56 @@ class Settings(BaseModel):
 
 
 class Data(Settings):
-    """The images: a named source, optionally fewer of them."""
+    """The images: a named source, where it lies, optionally some of its classes and images."""
 
-    source: Source = Field(default="digits", description="Name of the data set.")
+    source: Source = Field(
+        default="digits", description="Kind of data set: how it lies on disk, or `digits`."
+    )
+    path: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Its folder (`npz`: its file), counted from the sweep file's folder.",
+    )
+    classes: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[tuple[Annotated[str, BeforeValidator(_text)], ...], Field(min_length=2)]
+        | None
+    ) = Field(
+        default=None,
+        description="Only these classes, labelled in this order: a list, or a file with one a line "
+        "(all when absent).",
+    )
+    resize: Whole | None = Field(
+        default=None, ge=1, description="Length of the shorter side, in pixels (bilinear)."
+    )
+    crop: Whole | None = Field(
+        default=None, ge=1, description="Side of the square cut out of the middle, in pixels."
+    )
+    verify: bool = Field(
+        default=True,
+        description="`cifar10`, `cifar100`: refuse files that are not the official ones.",
+    )
     train: Whole | None = Field(
         default=None, ge=1, description="Use only this many training images (all when absent)."
     )
     test: Whole | None = Field(
         default=None, ge=1, description="Use only this many test images (all when absent)."
     )
+
+    @model_validator(mode="after")
+    def _fits_its_source(self) -> Data:
+        stored = self.source != "digits"
+        if stored and self.path is None:
+            raise refuse(f"is missing; say where the data set `{self.source}` lies", "path")
+        for field in ("path", "classes", "resize", "crop"):
+            if not stored and getattr(self, field) is not None:
+                raise refuse("has no use for `digits`, which are part of raystitch", field)
+        if not self.verify and not self.source.startswith("cifar"):
+            raise refuse(f"is for `cifar10` and `cifar100`, and this is `{self.source}`", "verify")
+        if self.crop is not None and self.resize is not None and self.crop > self.resize:
+            raise refuse(
+                f"is larger than `resize: {self.resize}`; it should be at most that", "crop"
+            )
+        return self
 
 
 class Marker(Settings):

@@ -5,10 +5,10 @@ A new source is one entry of `SOURCES` (and its name in ``raystitch.names``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,22 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raystitch import names, settings
+from raystitch.data.arrays import idx, npz
+from raystitch.data.catalogue import (
+    Catalogue,
+    Split,
+    check,
+    only_classes,
+    read_classes,
+    whole,
+)
+from raystitch.data.cifar import cifar
+from raystitch.data.encoded import imagefolder, parquet
 from raystitch.data.images import LabelledImages
 from raystitch.data.scramble import scramble
 from raystitch.errors import RaystitchError
 
-Split = Literal["train", "test"]
+__all__ = ["SOURCES", "Split", "SourceFacts", "draw", "facts", "identity", "load", "look"]
 
 DIGITS_FILE = "digits.parquet"
 """The embedded data set, beside this module: made by ``scripts/make_digits.py``."""
@@ -44,47 +55,71 @@ class SourceFacts:
     test: int
 
 
-@dataclass(frozen=True)
-class NamedSource:
-    """A data set: its facts, and the function that reads one of its splits."""
+def look(data: settings.Data) -> Catalogue:
+    """What the source holds, without decoding an image.
 
-    facts: SourceFacts
-    read: Callable[[Split], LabelledImages]
+    Raises `RaystitchError` where something is missing, damaged or does not fit together.
+    """
+    found = SOURCES[data.source](data)
+    # Folders of other classes were not even looked into.
+    if data.source != "imagefolder":
+        found = only_classes(found, read_classes(data))
+    return check(found, data.path or data.source)
 
 
-def facts(data: settings.Data) -> SourceFacts:
+def facts(data: settings.Data, found: Catalogue | None = None) -> SourceFacts:
     """Shape, classes and numbers of images, without reading any image.
 
-    Raises `RaystitchError` when ``data`` asks for more images than there are.
+    found: what `look` gave. Raises `RaystitchError` when ``data`` asks for more images than there
+    are.
     """
-    whole = SOURCES[data.source].facts
-    for split, wanted, there in (
-        ("train", data.train, whole.train),
-        ("test", data.test, whole.test),
-    ):
-        if wanted is not None and wanted > there:
+    found = found or look(data)
+    there = {split: len(labels) for split, labels in found.labels.items()}
+    for split, wanted in (("train", data.train), ("test", data.test)):
+        if wanted is not None and wanted > there[split]:
             raise RaystitchError(
-                f"data.{split} asks for {wanted} images, but {data.source} has {there}: "
-                f"ask for at most {there}, or leave it out to use them all."
+                f"data.{split} asks for {wanted} images, but {data.source} has {there[split]}: "
+                f"ask for at most {there[split]}, or leave it out to use them all."
             )
-    return replace(whole, train=data.train or whole.train, test=data.test or whole.test)
+    return SourceFacts(
+        found.shape, len(found.names), data.train or there["train"], data.test or there["test"]
+    )
 
 
-def identity(data: settings.Data) -> dict[str, Any]:
+def identity(data: settings.Data, found: Catalogue | None = None) -> dict[str, Any]:
     """All that defines the images, for the keys of what is computed from them.
 
-    Asking for all images of a split is the same data as not asking.
+    Where they lie does not, nor in how many words they were asked for: all images of a split are
+    the same data as not asking. found: what `look` gave.
     """
-    whole = SOURCES[data.source].facts
-    limits = {"train": (data.train, whole.train), "test": (data.test, whole.test)}
+    found = found or look(data)
+    limits = {split: (getattr(data, split), len(labels)) for split, labels in found.labels.items()}
     fewer = {name: n for name, (n, there) in limits.items() if n is not None and n != there}
-    return {"source": data.source, **fewer}
+    fitted = {"content": found.content, "resize": data.resize, "crop": data.crop}
+    said = {name: value for name, value in fitted.items() if value is not None}
+    return {"source": data.source, **said, **fewer}
 
 
-def load(data: settings.Data, split: Split) -> LabelledImages:
-    """The images of one split, or the class-balanced part of it that ``data`` asks for."""
-    facts(data)
-    return draw(SOURCES[data.source].read(split), data.train if split == "train" else data.test)
+def load(data: settings.Data, split: Split, found: Catalogue | None = None) -> LabelledImages:
+    """The images of one split, or the class-balanced part of it that ``data`` asks for, decoded.
+
+    found: what `look` gave.
+    """
+    found = found or look(data)
+    facts(data, found)
+    return read(found, split, chosen(data, split, found))
+
+
+def chosen(data: settings.Data, split: Split, found: Catalogue) -> NDArray[np.int64]:
+    """Which images of a catalogue ``data`` asks for: places in its labels, ascending."""
+    count = data.train if split == "train" else data.test
+    return draw_places(found.labels[split], found.index[split], count)
+
+
+def read(found: Catalogue, split: Split, places: NDArray[np.int64]) -> LabelledImages:
+    """The images at these places of a catalogue, decoded."""
+    index = found.index[split][places]
+    return LabelledImages(found.read(split, index), found.labels[split][places], index)
 
 
 def draw(images: LabelledImages, count: int | None) -> LabelledImages:
@@ -95,18 +130,26 @@ def draw(images: LabelledImages, count: int | None) -> LabelledImages:
     """
     if count is None:
         return images
-    if count > len(images):
+    return images.select(draw_places(images.labels, images.index, count))
+
+
+def draw_places(
+    labels: NDArray[np.int64], index: NDArray[np.int64], count: int | None
+) -> NDArray[np.int64]:
+    """Where the images of `draw` are, ascending, from labels and positions in the source alone."""
+    if count is None:
+        return np.arange(len(labels))
+    if count > len(labels):
         raise RaystitchError(
-            f"{count} images are asked for, but there are {len(images)}: ask for fewer."
+            f"{count} images are asked for, but there are {len(labels)}: ask for fewer."
         )
-    order = np.argsort(scramble(_DRAW_TAG, images.index), kind="stable")
-    labels = images.labels[order]
-    rounds = np.empty(len(images), np.int64)
+    order = np.argsort(scramble(_DRAW_TAG, index), kind="stable")
+    labels = labels[order]
+    rounds = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         members = labels == label
         rounds[members] = np.arange(np.count_nonzero(members))
-    chosen = order[np.lexsort((labels, rounds))[:count]]
-    return images.select(np.sort(chosen))
+    return np.sort(order[np.lexsort((labels, rounds))[:count]])
 
 
 def read_digits_table() -> pa.Table:
@@ -115,14 +158,23 @@ def read_digits_table() -> pa.Table:
         return pq.read_table(handle)
 
 
-def _digits(split: Split) -> LabelledImages:
-    """The digits of one split, 3 x 16 x 16: each pixel doubled, 0..16 scaled to 0..255."""
+def _digits(data: settings.Data) -> Catalogue:
+    """The digits, 3 x 16 x 16: each pixel doubled, 0..16 scaled to 0..255."""
     table = read_digits_table()
-    rows = np.flatnonzero(np.asarray(table["split"].to_pylist()) == split)
+    of_split = np.asarray(table["split"].to_pylist())
     stored: Any = table["pixels"].combine_chunks()
-    grey = np.asarray(stored.flatten(), dtype=np.uint8).reshape(-1, DIGITS_SIDE, DIGITS_SIDE)[rows]
-    labels = np.asarray(table["label"].to_numpy(), dtype=np.int64)[rows]
-    return LabelledImages(_enlarge(grey), labels, np.arange(len(rows), dtype=np.int64))
+    grey = np.asarray(stored.flatten(), dtype=np.uint8).reshape(-1, DIGITS_SIDE, DIGITS_SIDE)
+    label = np.asarray(table["label"].to_numpy(), dtype=np.int64)
+    rows: Mapping[str, NDArray[np.intp]] = {
+        "train": np.flatnonzero(of_split == "train"),
+        "test": np.flatnonzero(of_split == "test"),
+    }
+
+    def read(split: Split, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return _enlarge(grey[rows[split][positions]])
+
+    labels = {split: label[of] for split, of in rows.items()}
+    return whole((3, 16, 16), tuple("0123456789"), labels, None, read)
 
 
 def _enlarge(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -132,6 +184,12 @@ def _enlarge(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.broadcast_to(doubled[:, None], (len(grey), 3, 16, 16)))
 
 
-SOURCES: dict[names.Source, NamedSource] = {
-    "digits": NamedSource(SourceFacts((3, 16, 16), classes=10, train=1437, test=360), _digits),
+SOURCES: dict[names.Source, Callable[[settings.Data], Catalogue]] = {
+    "digits": _digits,
+    "cifar10": cifar,
+    "cifar100": cifar,
+    "imagefolder": imagefolder,
+    "idx": idx,
+    "npz": npz,
+    "parquet": parquet,
 }

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raystitch.errors import Fault, RaystitchError, SweepFileError
+from raystitch.settings import Data
 from raystitch.sweep.card_faults import card_faults
 from raystitch.sweep.draft import Draft
 from raystitch.sweep.references import report_references
 from raystitch.sweep.spec import Sweep
 from raystitch.sweep.yaml_text import load_yaml
+from raystitch.sweep.zoo_entry import ZooEntry
 
 __all__ = ["card_faults", "parse_sweep", "read_sweep", "require"]
 
@@ -61,13 +63,22 @@ def require(path: Path, sweep: Sweep | None, faults: Sequence[Fault]) -> Sweep:
 
 
 def _placed(sweep: Sweep | None, folder: Path | None) -> Sweep | None:
-    """The sweep with its weight files counted from the working directory."""
+    """The sweep with its weight files and images counted from the working directory."""
     if sweep is None or folder is None:
         return sweep
-    zoo = {
-        name: entry.model_copy(update={"weights": str(folder / entry.weights)})
-        if entry.weights is not None
-        else entry
-        for name, entry in sweep.zoo.items()
-    }
-    return sweep.model_copy(update={"zoo": zoo})
+    zoo: dict[str, ZooEntry] = {}
+    for name, entry in sweep.zoo.items():
+        weights = None if entry.weights is None else str(folder / entry.weights)
+        zoo[name] = entry.model_copy(update=_given(weights=weights))
+    return sweep.model_copy(update={"zoo": zoo, "data": _placed_data(sweep.data, folder)})
+
+
+def _placed_data(data: Data, folder: Path) -> Data:
+    path = None if data.path is None else str(folder / data.path)
+    classes = str(folder / data.classes) if isinstance(data.classes, str) else None
+    return data.model_copy(update=_given(path=path, classes=classes))
+
+
+def _given(**changes: object) -> dict[str, object]:
+    """What is not None: a field that was not written stays unwritten."""
+    return {name: value for name, value in changes.items() if value is not None}
