@@ -58,7 +58,7 @@ class Timed:
         self.seconds: list[float] = []
         self.mebibytes: list[float] = []
         self.make_models, self.build_shards = runner.make_models, runner.build_shards
-        self.close = runner.close
+        self.build_images, self.close = runner.build_images, runner.close
 
     def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         def heard(report: UnitReport) -> None:

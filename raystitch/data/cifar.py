@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from raystitch import settings
 from raystitch.data.arrays import of_arrays
-from raystitch.data.catalogue import SPLITS, Catalogue, Split, digest, need_folder
+from raystitch.data.catalogue import SPLITS, Catalogue, digest, need_folder
 from raystitch.errors import RaystitchError
 
 
@@ -91,11 +91,13 @@ def cifar(data: settings.Data) -> Catalogue:
         images[split] = np.concatenate([pixels for pixels, _ in batches])
         labels[split] = np.concatenate([given for _, given in batches])
     found = _unpickled(folder / layout.meta, raw[layout.meta]).get(layout.names)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    if not isinstance(found, list):
         raise RaystitchError(f"data: {folder / layout.meta} has no list {layout.names!r}.")
     content = digest(hashlib.sha256(raw[name]).hexdigest() for name in layout.md5)
     notes = () if data.verify else (f"the files in {folder} are not verified (`verify: false`)",)
-    return of_arrays(images, labels, tuple(found), content, data, str(folder), notes)
+    return of_arrays(
+        images, labels, tuple(str(_text(name)) for name in found), content, data, str(folder), notes
+    )
 
 
 def _checked(path: Path, layout: Layout, verify: bool) -> bytes:
@@ -162,4 +164,9 @@ def _unpickled(path: Path, raw: bytes) -> dict[Any, Any]:
         ) from error
     if not isinstance(values, dict):
         raise RaystitchError(f"data: {path} holds a {type(values).__name__}, not a dictionary.")
-    return values
+    return {_text(name): value for name, value in values.items()}
+
+
+def _text(value: Any) -> Any:
+    """Text, also where Python 3 wrote it as bytes."""
+    return value.decode("latin1") if isinstance(value, bytes) else value

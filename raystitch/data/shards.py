@@ -111,6 +111,30 @@ def is_valid(
     return all(shard.metadata.get(key) == value for key, value in (metadata or {}).items())
 
 
+def has_rows(path: Path, rows: int, metadata: Mapping[str, str]) -> bool:
+    """Whether ``path`` is a shard of so many rows with these metadata, by its footer alone.
+
+    A torn file has none. What is in the rows is verified when they are read.
+    """
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    header = footer.metadata or {}
+    known = {key.encode(): value.encode() for key, value in metadata.items()}
+    own = {f"{_OWN}format".encode(): FORMAT.encode(), **known}
+    return footer.num_rows == rows and own.items() <= header.items()
+
+
+def read_labels(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Labels and indices of a shard, (n,) each, without its pixels (and so unverified)."""
+    table = pq.read_table(path, columns=["label", "index"])
+    return (
+        table["label"].to_numpy().astype(np.int64),
+        table["index"].to_numpy().astype(np.int64),
+    )
+
+
 def concatenate(shards: Sequence[Shard]) -> Shard:
     """The shards one after the other, in the order given; the metadata that all of them share."""
     assert shards, "no shards to concatenate"

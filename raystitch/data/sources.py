@@ -31,7 +31,7 @@ from raystitch.data.images import LabelledImages
 from raystitch.data.scramble import scramble
 from raystitch.errors import RaystitchError
 
-__all__ = ["SOURCES", "Split", "SourceFacts", "draw", "facts", "identity", "load", "look"]
+__all__ = ["SOURCES", "SourceFacts", "Split", "draw", "facts", "identity", "load", "look"]
 
 DIGITS_FILE = "digits.parquet"
 """The embedded data set, beside this module: made by ``scripts/make_digits.py``."""

@@ -63,6 +63,17 @@ class Storage:
         """The card of one network: there once the network is finished."""
         return self.model(key) / "card.json"
 
+    def images(self, key: str) -> Path:
+        """Folder of one split's decoded images: shards ``part-*.parquet``."""
+        return self.root / "artifacts" / "images" / _name(key)
+
+    def image_part(self, key: str, part: int) -> Path:
+        return self.images(key) / _part(part)
+
+    def image_pixels(self, key: str) -> Path:
+        """The pixels of all its shards once more, to be mapped where they are too many."""
+        return self.images(key) / "pixels.npy"
+
     def iris(self, key: str) -> Path:
         """Folder of IRI shards ``part-*.parquet``."""
         return self.root / "artifacts" / "iris" / _name(key)

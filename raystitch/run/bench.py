@@ -143,10 +143,9 @@ class Bench:
         )
 
     def _accuracy_front(self, whole: Answers, test_labels: Tensor) -> float | None:
-        """None where something stands in for the front."""
-        if self.unit.control is not None:
-            return None
-        return answer_scores(whole, whole, test_labels)["accuracy"]
+        """None where something stands in for the front, or where it knows another task."""
+        told = self.unit.control is None and self.workshop.same_task(self.unit.front_model)
+        return answer_scores(whole, whole, test_labels)["accuracy"] if told else None
 
     def _own(self, iri_set: IriSetSpec | None) -> LabelledImages:
         """The inputs that the protocol says."""
@@ -281,7 +280,8 @@ class Bench:
     def _without_stitch(self, model: str, iris: LabelledImages) -> float:
         """Agreement of a network on IRIs with itself on their images, in percent."""
         network = observed(self.workshop.cut_network(model), ())
-        device, labels = self.workshop.device, torch.from_numpy(self.real.labels)
+        # Agreement asks for no labels, and a front may know other classes than these images'.
+        device, labels = self.workshop.device, torch.zeros(len(iris), dtype=torch.int64)
         on_iris = answers(network, iris.images, device, ByteBudget(0))
         on_images = answers(network, self.real.images, device, ByteBudget(0))
         return answer_scores(on_iris, on_images, labels)["agreement"]

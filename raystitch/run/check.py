@@ -10,7 +10,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raystitch.data.images import LabelledImages
+import numpy as np
+from numpy.typing import NDArray
+
+from raystitch.data import sources
+from raystitch.data.catalogue import SPLITS, Split
 from raystitch.errors import RaystitchError, StorageError
 from raystitch.files import write_text
 from raystitch.results.store import Storage
@@ -89,8 +93,9 @@ def _check_plan(plan: Plan) -> Iterator[Check]:
     if workshop is None:
         return
     shop = workshop
-    yield _run("stitch images", lambda: _labels(shop.stitch_images(None), plan.context))
-    yield _run("test images", lambda: _labels(shop.test_images(None), plan.context))
+    for split in SPLITS:
+        name = "stitch images" if split == "train" else "test images"
+        yield _run(name, lambda of=split: _labels(_drawn(shop, of), plan.context))
     yield _run("memory", lambda: _memory(plan, shop))
     cuts = _cuts_in_use(plan)
     for model in plan.context.networks:
@@ -139,8 +144,18 @@ def _bytes_to_store(plan: Plan) -> int:
     return weights + iris + len(plan.pending) * ROW_BYTES
 
 
-def _labels(images: LabelledImages, context: Context) -> str:
-    labels, classes = images.labels, context.facts.classes
+def _drawn(workshop: Workshop, split: Split) -> NDArray[np.int64]:
+    """Labels of the images that stitches are trained or tested on, which are not decoded."""
+    context = workshop.context
+    sweep, found = context.sweep, workshop.source(context.images.of_sweep)
+    places = sources.chosen(sweep.data, split, found)
+    labels, index = found.labels[split][places], found.index[split][places]
+    count = sweep.stitch_images if split == "train" else sweep.test_images
+    return labels[sources.draw_places(labels, index, count)]
+
+
+def _labels(labels: NDArray[np.int64], context: Context) -> str:
+    classes = context.facts.classes
     outside = [int(label) for label in labels if not 0 <= label < classes]
     if outside:
         raise RaystitchError(
@@ -152,7 +167,7 @@ def _labels(images: LabelledImages, context: Context) -> str:
             f"there is no image of {len(absent)} of {classes} classes "
             f"({', '.join(map(str, absent[:8]))}): take at least {classes} images."
         )
-    return f"{len(images)} images of all {classes} classes"
+    return f"{len(labels)} images of all {classes} classes"
 
 
 def _memory(plan: Plan, workshop: Workshop) -> str:
@@ -230,7 +245,7 @@ def _network(workshop: Workshop, model: str, cuts: list[str]) -> str:
             weights = "the published weights"
         network = freeze(network.to(workshop.device))
     halves = CutNetwork(network)
-    images = to_unit(workshop.test_split.images[:2], workshop.device)
+    images = to_unit(workshop.two_images(), workshop.device)
     for cut in cuts:
         halves.check(cut, images)
     return f"{entry.arch} with {weights}; {len(cuts)} cuts give its own logits, bit for bit"

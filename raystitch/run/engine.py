@@ -7,12 +7,13 @@ from contextlib import ExitStack, closing
 from typing import TypeVar
 
 from raystitch.cards import ModelCard
-from raystitch.run import iri_stage, model_stage, stitch_stage
+from raystitch.run import image_stage, iri_stage, model_stage, stitch_stage
 from raystitch.run.cluster import Cluster
+from raystitch.run.image_sets import ImageShardSpec
 from raystitch.run.iri_specs import IriShardSpec
 from raystitch.run.planning import Context, Say
 from raystitch.run.splitting import split
-from raystitch.run.work import BuiltShard, Left, ModelTask, OnEpoch, OnReport, UnitWork
+from raystitch.run.work import BuiltImages, BuiltShard, Left, ModelTask, OnEpoch, OnReport, UnitWork
 
 Answer = TypeVar("Answer")
 
@@ -23,6 +24,9 @@ class RayRunner:
     def __init__(self, context: Context, cluster: Cluster, say: Say) -> None:
         self.context, self.cluster, self.say = cluster.context(context), cluster, say
         self.stages = ExitStack()
+
+    def build_images(self, specs: Sequence[ImageShardSpec]) -> Iterator[BuiltImages]:
+        return self._begun(image_stage.build_images(specs, self.context, self.cluster))
 
     def make_models(
         self, tasks: Sequence[ModelTask], on_epoch: OnEpoch

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from raystitch.cards import ModelCard
-from raystitch.errors import CellError
+from raystitch.errors import CellError, RaystitchError
+from raystitch.run.image_sets import ImageShardSpec
 from raystitch.run.iri_sets import build_shard
 from raystitch.run.iri_specs import IriShardSpec
 from raystitch.run.planning import Context
 from raystitch.run.unit import run_unit
 from raystitch.run.work import (
+    BuiltImages,
     BuiltShard,
     Left,
     ModelTask,
     OnEpoch,
     OnReport,
     UnitWork,
+    images_name,
     iris_name,
     left_by,
     unit_name,
@@ -33,6 +36,16 @@ class LocalRunner:
 
     def __init__(self, context: Context) -> None:
         self.workshop = Workshop(context)
+
+    def build_images(self, specs: Sequence[ImageShardSpec]) -> Iterator[BuiltImages]:
+        for spec in specs:
+            try:
+                self.workshop.build_images(spec)
+                yield BuiltImages(spec)
+            except RaystitchError as error:
+                yield BuiltImages(spec, failure=str(error))
+            except Exception as error:
+                yield BuiltImages(spec, incident=left_by(error, images_name(spec)))
 
     def make_models(
         self, tasks: Sequence[ModelTask], on_epoch: OnEpoch

@@ -1,4 +1,4 @@
-"""The stages of a sweep in order: zoo, IRIs, stitches, results. What is stored is done."""
+"""The stages of a sweep in order: images, zoo, IRIs, stitches, results. What is stored is done."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import polars as pl
 import yaml
 
 from raystitch.cards import ModelCard
+from raystitch.errors import EngineError, RaystitchError
 from raystitch.files import write_text
 from raystitch.results.summary import Summary, summarise
 from raystitch.results.tensors import write_tensors
 from raystitch.run import runners
+from raystitch.run.image_sets import missing_images
 from raystitch.run.iri_specs import iri_set_of, missing_shards, tested_sets_of
 from raystitch.run.planning import Context, Plan, make_plan
 from raystitch.run.progress import Reporter, Stage
@@ -77,6 +79,7 @@ def write_results(plan: Plan) -> Summary:
 
 def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed: bool) -> None:
     context = plan.context
+    _images(plan, runner, reporter)
     made = _zoo(plan, runner, reporter)
     # A network made anew may be bit for bit the one that stored rows speak of: count once more.
     plan = make_plan(context, retry_failed=retry_failed)
@@ -102,6 +105,33 @@ def _failed_rows(plan: Plan, unit: Unit) -> FailedRows:
     of_unit = (pl.col("status") == "failed") & (pl.col("unit") == unit.key)
     rows = plan.stored.frame.filter(of_unit)
     return frozenset(rows.select("key", "finished_at").iter_rows())
+
+
+def _images(plan: Plan, runner: Runner, reporter: Reporter) -> None:
+    """Decode the images that are not in shards yet: the sweep's, and those of networks to be made.
+
+    Raises `RaystitchError` where some cannot be: nothing can go on without them.
+    """
+    context = plan.context
+    made = [context.images_of(model) for model, digest in plan.digests.items() if digest is None]
+    wanted = (both for images in (context.images.of_sweep, *made) for both in images.splits())
+    specs = missing_images(wanted, context.storage)
+    if not specs:
+        return
+    lost = 0
+    with reporter.stage("images", sum(spec.stop - spec.start for spec in specs), "images") as stage:
+        for built in runner.build_images(specs):
+            if built.failure is not None:
+                raise RaystitchError(built.failure)
+            if built.incident is not None:
+                _leave(built.incident, context, reporter)
+                lost += 1
+            stage.advance(built.spec.stop - built.spec.start)
+    if lost:
+        raise EngineError(
+            f"{lost} of {len(specs)} shards of images were not made; run the sweep again to make "
+            "them: those that were made stay."
+        )
 
 
 def _zoo(plan: Plan, runner: Runner, reporter: Reporter) -> dict[str, str]:

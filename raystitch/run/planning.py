@@ -5,7 +5,7 @@ Loads torch only where a network's card is not stored yet, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -16,16 +16,15 @@ import polars as pl
 from pydantic import ValidationError
 
 from raystitch.cards import ModelCard, NetworkCard
-from raystitch.data import sources
 from raystitch.data.sources import SourceFacts
 from raystitch.errors import Fault, RaystitchError, StorageError
 from raystitch.files import write_text
 from raystitch.results.store import CellStore, Reading, Storage
-from raystitch.run.marking import with_sizes
-from raystitch.settings import Training
+from raystitch.run.fitting import AllImages, fit
+from raystitch.run.image_sets import Images
 from raystitch.sweep.cells import Cell, Status, Unit, units
 from raystitch.sweep.keys import Identity, content_key
-from raystitch.sweep.limits import fewer_images, limited
+from raystitch.sweep.limits import limited
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.read import card_faults, read_sweep, require
 from raystitch.sweep.resume import pending, subtract
@@ -33,9 +32,6 @@ from raystitch.sweep.spec import Sweep
 
 CARD_VERSION = 3
 """Part of a stored card's key: raised when cards of the same network come out otherwise."""
-
-LEAST_ROWS = 4
-"""Images that unbiased CKA needs."""
 
 Say = Callable[[str], None]
 
@@ -45,14 +41,27 @@ class Context:
     """What every stage needs to know of a sweep: plain values that travel to any worker.
 
     cards: by entry of the zoo; networks: the identity of each network in use, by ENTRY-SEED.
+    images: of the sweep, and of the entries that have their own.
     """
 
     sweep: Sweep
     storage: Storage
     cards: Mapping[str, NetworkCard]
-    facts: SourceFacts
-    data_identity: Mapping[str, Any]
+    images: AllImages
     networks: Mapping[str, Identity]
+
+    @property
+    def facts(self) -> SourceFacts:
+        """Of the images that stitches are trained and tested on."""
+        return self.images.of_sweep.facts
+
+    @property
+    def data_identity(self) -> Mapping[str, Any]:
+        return self.images.of_sweep.identity
+
+    def images_of(self, model: str) -> Images:
+        """The images that a network is trained on, and its card's accuracies measured on."""
+        return self.images.of(self.sweep.models()[model].entry)
 
     def model_key(self, model: str) -> str:
         """Key of the model's artifact."""
@@ -158,26 +167,25 @@ def load_sweep(
     """Read and check a sweep file. Raises `SweepFileError` with all its faults at once."""
     found, faults = read_sweep(path.resolve())
     cards: dict[str, NetworkCard] = {}
+    images: AllImages | None = None
     more: list[Fault] = []
     if found is not None:
-        found, more = _within_data(found, limit_images)
-        cards, missing = _cards(found, storage, say)
-        more += [*missing, *card_faults(found, cards)]
+        found, images, more = fit(found, limit_images)
+        if images is not None:
+            cards, missing = _cards(found, images, storage, say)
+            more += [*missing, *card_faults(found, cards)]
     sweep = limited(require(path, found, [*faults, *more]), max_epochs)
-    data_identity = sources.identity(sweep.data)
-    return Context(
-        sweep,
-        storage,
-        cards,
-        sources.facts(sweep.data),
-        data_identity,
-        identities(sweep, data_identity),
-    )
+    assert images is not None
+    for note in images.notes():
+        say(f"note: {note}")
+    own = {entry: one.identity for entry, one in images.own.items()}
+    networks = identities(sweep, images.of_sweep.identity, own)
+    return Context(sweep, storage, cards, images, networks)
 
 
 def make_plan(context: Context, *, retry_failed: bool = False) -> Plan:
     """All cells of the sweep, less those that are stored."""
-    cells = expand(context.sweep, context.cards, context.data_identity)
+    cells = expand(context.sweep, context.cards, context.data_identity, networks=context.networks)
     stored = CellStore(context.storage, context.sweep.name).scan()
     digests = context.digests()
     statuses = subtract(cells, stored.frame, digests, retry_failed=retry_failed)
@@ -232,63 +240,14 @@ def _card_key(
     )
 
 
-def _within_data(sweep: Sweep, limit_images: int | None) -> tuple[Sweep, list[Fault]]:
-    """The sweep held against the images there are; in a trial run it asks for fewer."""
-    try:
-        facts = sources.facts(sweep.data)
-    except RaystitchError as error:
-        return sweep, [Fault("data", str(error))]
-    sweep, faults = with_sizes(sweep, facts)
-    if limit_images is not None:
-        sweep = fewer_images(sweep, facts.train, facts.test, limit_images)
-    changes: dict[str, int | None] = {}
-    for field, wanted, there in (
-        ("stitch_images", sweep.stitch_images, facts.train),
-        ("test_images", sweep.test_images, facts.test),
-    ):
-        if wanted is not None and wanted > there:
-            faults.append(Fault(field, f"{wanted} are asked for, but {there} are there"))
-            continue
-        taken = min(wanted or there, limit_images or there)
-        # All of them is the same images as not asking: one key.
-        changes[field] = taken if taken < min(there, limit_images or there) else None
-        if sweep.evaluation.representation is not None and taken < LEAST_ROWS:
-            message = f"unbiased CKA needs at least {LEAST_ROWS} images, and these are {taken}"
-            faults.append(Fault(field, f"{message}; take more, or no `representation`"))
-    sweep = sweep.model_copy(update=changes)
-    images = sweep.stitch_images or sources.facts(sweep.data).train
-    found = (fault for training in sweep.trainings() for fault in _batch_faults(training, images))
-    return sweep, [*faults, *dict.fromkeys(found)]
-
-
-def _batch_faults(training: Training, images: int) -> Iterator[Fault]:
-    """A fault where an epoch over so many stitch images would have no batch."""
-    held = training.held_out_of(images)
-    least, last = training.batch if training.drop_last else 1, (images - held) % training.batch
-    if images - held < least:
-        kept = f" with {held} of them held out" if held else ""
-        whole = f"a whole batch of {least} (`training.drop_last`)" if least > 1 else "a batch"
-        yield Fault(
-            "stitch_images",
-            f"{images} images{kept} do not fill {whole}, so no stitch would be trained; take at "
-            f"least {least + held} images" + (" or a smaller `training.batch`" * (least > 1)),
-        )
-    elif training.bn == "batch" and 1 in (training.batch, 0 if training.drop_last else last):
-        yield Fault(
-            "stitch_images",
-            f"{images - held} images in batches of {training.batch} give a batch of one image, and "
-            "`bn: batch` needs two for its statistics; use `drop_last: true`, or another number "
-            "of images or `training.batch`",
-        )
-
-
-def _cards(sweep: Sweep, storage: Storage, say: Say) -> tuple[dict[str, NetworkCard], list[Fault]]:
+def _cards(
+    sweep: Sweep, images: AllImages, storage: Storage, say: Say
+) -> tuple[dict[str, NetworkCard], list[Fault]]:
     """Cards of the entries in use, and a fault for each that has none."""
-    facts = sources.facts(sweep.data.model_copy(update={"train": None, "test": None}))
     cards: dict[str, NetworkCard] = {}
     faults: list[Fault] = []
     for name in dict.fromkeys(model.entry for model in sweep.used_models().values()):
-        entry = sweep.zoo[name]
+        entry, facts = sweep.zoo[name], images.of(name).facts
         try:
             cards[name] = network_card(
                 entry.arch, entry.kwargs, facts.classes, facts.shape, storage, say

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from raystitch.cards import ModelCard
 from raystitch.errors import RaystitchError
+from raystitch.run.image_sets import ImageShardSpec
 from raystitch.run.iri_specs import IriSetSpec, IriShardSpec
 from raystitch.sweep.cells import Unit
 
@@ -30,6 +31,18 @@ class ModelTask:
 
     model: str
     cuts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BuiltImages:
+    """How one shard of images came out.
+
+    failure: what is wrong with the source; incident: what went wrong around the work.
+    """
+
+    spec: ImageShardSpec
+    failure: str | None = None
+    incident: Left | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,11 @@ def unit_name(unit: Unit) -> str:
     return f"{unit.front_model} {unit.front_cut} {unit.protocol} seed {unit.seed}"
 
 
+def images_name(spec: ImageShardSpec) -> str:
+    """A shard of images in words."""
+    return f"{spec.split} images {spec.start} to {spec.stop} of {spec.images.data.path}"
+
+
 def iris_name(spec: IriShardSpec) -> str:
     """A set of IRIs in words."""
     return f"IRIs of {spec.iri_set.front_model} {spec.iri_set.cut} seed {spec.iri_set.seed}"
@@ -126,6 +144,10 @@ OnReport = Callable[[UnitReport], None]
 
 class Runner(Protocol):
     """Runs the stages of one sweep. Closed at its end, whatever the end is."""
+
+    def build_images(self, specs: Sequence[ImageShardSpec]) -> Iterator[BuiltImages]:
+        """Decode and store each shard, in any order."""
+        ...
 
     def make_models(
         self, tasks: Sequence[ModelTask], on_epoch: OnEpoch

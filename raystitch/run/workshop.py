@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from raystitch.cards import ModelCard
 from raystitch.data import sources
+from raystitch.data.catalogue import Catalogue, Split
 from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker, plant
+from raystitch.data.sources import SourceFacts
 from raystitch.errors import RaystitchError, StorageError
+from raystitch.run.image_sets import Images, ImageShardSpec, build_shard, load, open_source
 from raystitch.run.planning import Context
 from raystitch.run.process import prepare
+from raystitch.settings import Data, Marker
 from raystitch.sweep.keys import untrained_twin
 from raystitch.zoo import artifacts
 from raystitch.zoo.cuts import CutNetwork
@@ -39,26 +45,59 @@ class Workshop:
         self.cut_network = lru_cache(KEPT_NETWORKS)(self._cut_network)
         self.twin = lru_cache(1)(self._twin)
         self.stitch_images = lru_cache(2)(self._stitch_images)
-        self.test_images = lru_cache(2)(self._test_images)
+        self.test_images = lru_cache(3)(self._test_images)
+        self.own_split = lru_cache(2)(self._own_split)
+        self.sources: dict[Data, Catalogue] = {}
 
     @cached_property
     def train_split(self) -> LabelledImages:
-        return sources.load(self.context.sweep.data, "train")
+        return load(self.context.images.of_sweep, "train", self.context.storage)
 
     @cached_property
     def test_split(self) -> LabelledImages:
-        return sources.load(self.context.sweep.data, "test")
+        return load(self.context.images.of_sweep, "test", self.context.storage)
+
+    def split_of(self, model: str, split: Split) -> LabelledImages:
+        """The images that a network is trained on, or that its accuracies are measured on."""
+        entry = self.context.sweep.models()[model].entry
+        if entry in self.context.images.own:
+            return self.own_split(entry, split)
+        return self.train_split if split == "train" else self.test_split
+
+    def _own_split(self, entry: str, split: Split) -> LabelledImages:
+        return load(self.context.images.own[entry], split, self.context.storage)
+
+    def same_task(self, model: str) -> bool:
+        """Whether labels of a network's own images mean what those of the sweep's do."""
+        context = self.context
+        return context.images_of(model).task == context.images.of_sweep.task
+
+    def build_images(self, spec: ImageShardSpec) -> None:
+        """Decode and store one shard of images."""
+        build_shard(spec, self.source(spec.images), self.context.storage)
+
+    def source(self, images: Images) -> Catalogue:
+        """What images are decoded from; each is opened once."""
+        if images.data not in self.sources:
+            self.sources[images.data] = open_source(images)
+        return self.sources[images.data]
+
+    def two_images(self) -> NDArray[np.uint8]:
+        """Two of the sweep's test images, whether or not they are in shards yet."""
+        images = self.context.images.of_sweep
+        found = self.source(images)
+        return sources.read(found, "test", sources.chosen(images.data, "test", found)[:2]).images
 
     def blank(self, model: str) -> Network:
         """The model's network with its initial weights (those published, if `pretrained`)."""
         context = self.context
         found = context.sweep.models()[model]
-        entry = context.sweep.zoo[found.entry]
+        entry, facts = context.sweep.zoo[found.entry], context.images_of(model).facts
         return build(
             entry.arch,
             entry.kwargs,
-            classes=context.facts.classes,
-            input_shape=context.facts.shape,
+            classes=facts.classes,
+            input_shape=facts.shape,
             seed=found.seed,
             mean=entry.mean,
             std=entry.std,
@@ -79,9 +118,17 @@ class Workshop:
         found = self.context.sweep.marker_of(name)
         if found is None:
             return None
-        facts = self.context.facts
-        assert found.seed is not None
-        return plant(found, facts.classes, facts.shape, found.seed)
+        return self._planted(found, self.context.facts)
+
+    def own_marker(self, model: str) -> PlantedMarker | None:
+        """The marker in the images that the network itself is trained on; None for none."""
+        found = self.context.sweep.marker_of(model)
+        facts = self.context.images_of(model).facts
+        return None if found is None else self._planted(found, facts)
+
+    def _planted(self, marker: Marker, facts: SourceFacts) -> PlantedMarker:
+        assert marker.seed is not None
+        return plant(marker, facts.classes, facts.shape, marker.seed)
 
     def _network(self, model: str) -> Network:
         """The frozen network with its stored weights, on the device."""

@@ -47,10 +47,10 @@ def make_model(
     elif entry.trained_here:
         train(
             network,
-            workshop.train_split,
+            workshop.split_of(model, "train"),
             entry.to_recipe(),
             seed=found.seed,
-            marker=workshop.marker(model) if entry.marker else None,
+            marker=workshop.own_marker(model),
             on_epoch=on_epoch,
         )
     card = _measure(workshop, model, freeze(network), time.perf_counter() - began)
@@ -99,8 +99,7 @@ def _load_as_planned(network: Network, entry: ZooEntry, planned: str) -> None:
 def _measure(workshop: Workshop, model: str, network: Network, seconds: float) -> ModelCard:
     context = workshop.context
     entry = context.sweep.zoo[context.sweep.models()[model].entry]
-    images = workshop.test_split
-    marker = workshop.marker(model) if entry.marker else None
+    images, marker = workshop.split_of(model, "test"), workshop.own_marker(model)
     robust = entry.trained_here and entry.recipe == "robust"
     recipe = entry.to_recipe() if robust else None
     with torch.no_grad():

@@ -137,7 +137,8 @@ def _pair_faults(
     def compare(front: str, end: str) -> tuple[str, ...]:
         if front not in cards or end not in cards:
             return ()
-        whole = list(_network_faults(cards[front], cards[end]))
+        other_task = sweep.zoo[front].data is not None
+        whole = list(_network_faults(cards[front], cards[end], other_task))
         if not whole and front in selected and end in selected:
             whole = list(_stitch_faults(selected[front], selected[end], identity, cross))
         return tuple(whole)
@@ -147,8 +148,9 @@ def _pair_faults(
             yield Fault(place, f"{pair.front} → {pair.end}: {message}")
 
 
-def _network_faults(front: NetworkCard, end: NetworkCard) -> Iterator[str]:
-    if front.classes != end.classes:
+def _network_faults(front: NetworkCard, end: NetworkCard, other_task: bool) -> Iterator[str]:
+    """other_task: the front has images of its own, so perhaps other classes."""
+    if front.classes != end.classes and not other_task:
         yield f"the front has {front.classes} classes and the end {end.classes}; they must match"
     if front.input_shape != end.input_shape:
         yield (

@@ -34,17 +34,21 @@ from raystitch.sweep.spec import Pair, Sweep
 
 
 def expand(
-    sweep: Sweep, cards: Mapping[str, NetworkCard], data_identity: Mapping[str, Any]
+    sweep: Sweep,
+    cards: Mapping[str, NetworkCard],
+    data_identity: Mapping[str, Any],
+    networks: Mapping[str, Identity] | None = None,
 ) -> list[Cell]:
     """All cells of a sweep without faults, each once: pair, cut pair, protocol, objective, seed.
 
-    cards: by entry of the zoo; data_identity: all that defines the images. Leaves out objectives
+    cards: by entry of the zoo; data_identity: all that defines the images; networks: what
+    `identities` gave, if that is known. Leaves out objectives
     that need labels where a protocol has none. Cells of one identity are one cell, under the names
     that come first; `Cell.also` has the other variants. Raises `RaystitchError` where cuts or
     weight files are not there.
     """
     cells: dict[str, Cell] = {}
-    networks = identities(sweep, data_identity)
+    networks = networks or identities(sweep, data_identity)
     for variant in (None, *sweep.variants):
         for cell in _Expansion(sweep, variant, cards, data_identity, networks).cells():
             known = cells.setdefault(cell.key, cell)
@@ -53,8 +57,16 @@ def expand(
     return list(cells.values())
 
 
-def identities(sweep: Sweep, data_identity: Mapping[str, Any]) -> dict[str, Identity]:
-    """The identity of every network that some pair uses, by its name; reads weight files."""
+def identities(
+    sweep: Sweep,
+    data_identity: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Identity]:
+    """The identity of every network that some pair uses, by its name; reads weight files.
+
+    data_identity: all that defines the sweep's images; own: the same for entries with their own.
+    """
+    of_entry = own or {}
     digests = {
         name: _weights_digest(name, entry.weights)
         for name in dict.fromkeys(model.entry for model in sweep.used_models().values())
@@ -62,7 +74,10 @@ def identities(sweep: Sweep, data_identity: Mapping[str, Any]) -> dict[str, Iden
     }
     return {
         name: network_identity(
-            sweep.zoo[model.entry], model.seed, data_identity, digests.get(model.entry)
+            sweep.zoo[model.entry],
+            model.seed,
+            of_entry.get(model.entry, data_identity),
+            digests.get(model.entry),
         )
         for name, model in sweep.used_models().items()
     }

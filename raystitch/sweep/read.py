@@ -69,7 +69,8 @@ def _placed(sweep: Sweep | None, folder: Path | None) -> Sweep | None:
     zoo: dict[str, ZooEntry] = {}
     for name, entry in sweep.zoo.items():
         weights = None if entry.weights is None else str(folder / entry.weights)
-        zoo[name] = entry.model_copy(update=_given(weights=weights))
+        data = None if entry.data is None else _placed_data(entry.data, folder)
+        zoo[name] = entry.model_copy(update=_given(weights=weights, data=data))
     return sweep.model_copy(update={"zoo": zoo, "data": _placed_data(sweep.data, folder)})
 
 

@@ -30,6 +30,7 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Sweep,
     ("data",): Data,
     ("zoo", "*"): ZooEntry,
+    ("zoo", "*", "data"): Data,
     ("zoo", "*", "marker"): Marker,
     ("markers", "*"): Marker,
     ("pairs",): Grid,

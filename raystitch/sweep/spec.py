@@ -14,33 +14,28 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     Discriminator,
     Field,
-    GetJsonSchemaHandler,
     PrivateAttr,
     Tag,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from raystitch.evaluation import Evaluation
 from raystitch.names import (
     IRI_PROTOCOLS,
-    SOURCES,
     TRAINED_OBJECTIVES,
     Control,
     Objective,
     Preset,
     Protocol,
 )
-from raystitch.settings import Data, Iris, Marker, Settings, Training, Whole
+from raystitch.settings import Iris, Marker, Settings, Training, Whole
 from raystitch.sweep.execution import Count, Execution
 from raystitch.sweep.presets import with_preset
 from raystitch.sweep.refusal import each_once
 from raystitch.sweep.variants import TrainingOf, Variant, overlay, overlay_each, without_each
-from raystitch.sweep.zoo_entry import Seeds, ZooEntry
+from raystitch.sweep.zoo_entry import DataChoice, Seeds, ZooEntry
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Names become names of files and columns."""
@@ -62,17 +57,6 @@ def _forms(sentence: str) -> Discriminator:
     return Discriminator(
         _form, custom_error_type="raystitch_form", custom_error_message=f"should be {sentence}"
     )
-
-
-class _OrSourceName:
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "string", "enum": list(SOURCES)}, handler(core)]}
-
-
-def _data_of_name(value: Any) -> Any:
-    return {"source": value} if isinstance(value, str) else value
 
 
 SafeName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
@@ -143,9 +127,7 @@ class Sweep(Settings):
     """A whole sweep file."""
 
     name: SafeName = Field(description="Name of the sweep and of its folder in the storage.")
-    data: Annotated[Data, BeforeValidator(_data_of_name), _OrSourceName()] = Field(
-        description="The images: the name of a source, or a mapping."
-    )
+    data: DataChoice = Field(description="The images: the name of a source, or a mapping.")
     zoo: dict[SafeName, ZooEntry] = Field(description="The networks, by the name of their entry.")
     markers: dict[SafeName, Marker] = Field(
         default_factory=dict[SafeName, Marker],

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from raystitch.errors import choices
-from raystitch.names import RecipeName
-from raystitch.settings import Marker, Real, Recipe, RecipeFields, Whole
+from raystitch.names import SOURCES, RecipeName
+from raystitch.settings import Data, Marker, Real, Recipe, RecipeFields, Whole
 from raystitch.sweep.refusal import each_once, refuse
 
 LIBRARIES = ("raystitch", "torchvision", "timm")
@@ -32,6 +41,20 @@ OTHERS_FIELDS: dict[RecipeName, tuple[str, ...]] = {
 """Fields that a recipe has no use for; SimCLR has views of its own."""
 
 RECIPE_FIELDS = tuple(RecipeFields.model_fields)
+
+
+class _OrSourceName:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string", "enum": list(SOURCES)}, handler(core)]}
+
+
+def _data_of_name(value: Any) -> Any:
+    return {"source": value} if isinstance(value, str) else value
+
+
+DataChoice = Annotated[Data, BeforeValidator(_data_of_name), _OrSourceName()]
 
 Seed = Annotated[Whole, Field(ge=0)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(each_once)]
@@ -67,6 +90,11 @@ class ZooEntry(RecipeFields):
     )
     std: tuple[Annotated[Real, Field(gt=0)], ...] | None = Field(
         default=None, description="Normaliser: deviation of each channel, in pixels of [0, 1]."
+    )
+    data: DataChoice | None = Field(
+        default=None,
+        description="The images that these networks are trained on and their accuracies measured "
+        "on: as the sweep's own `data`, which they are when this is absent.",
     )
     marker: Marker | None = Field(
         default=None, description="Cue planted in the images that the sweep trains this network on."
