@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from raystitch.errors import choices
-from raystitch.names import SOURCES, RecipeName
+from raystitch.names import RecipeName
 from raystitch.settings import Data, Marker, Real, Recipe, RecipeFields, Whole
 from raystitch.sweep.refusal import each_once, refuse
 
@@ -44,10 +44,12 @@ RECIPE_FIELDS = tuple(RecipeFields.model_fields)
 
 
 class _OrSourceName:
+    """Tells the JSON Schema that `digits`, which lies in no folder, may stand by its name alone."""
+
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "string", "enum": list(SOURCES)}, handler(core)]}
+        return {"anyOf": [{"type": "string", "enum": ["digits"]}, handler(core)]}
 
 
 def _data_of_name(value: Any) -> Any:
