@@ -1,0 +1,69 @@
+"""Stand-ins for CIFAR-10 and ImageNet in their true on-disk formats: random pixels, few images."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+
+
+def cifar10(folder: Path, per_batch: int = 40, test: int = 100) -> Path:
+    """`cifar-10-batches-py`: five batches and a test batch of pickled rows of 3072 bytes."""
+    home = folder / "cifar-10-batches-py"
+    home.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    parts = [*((f"data_batch_{n}", per_batch) for n in range(1, 6)), ("test_batch", test)]
+    for name, count in parts:
+        batch = {
+            "batch_label": name,
+            "data": rng.integers(0, 256, (count, 3072), dtype=np.uint8),
+            "labels": [n % 10 for n in range(count)],
+            "filenames": [f"{name}_{n}.png" for n in range(count)],
+        }
+        (home / name).write_bytes(pickle.dumps(batch, protocol=2))
+    meta = {"label_names": [f"class {n}" for n in range(10)], "num_vis": 3072}
+    (home / "batches.meta").write_bytes(pickle.dumps(meta, protocol=2))
+    return home
+
+
+def imagenet(folder: Path) -> Path:
+    """`train/` and `val/`, a folder per WordNet id, JPEG files of unequal sizes.
+
+    Of the ten classes of LS-ImageNet-10 enough for a batch of 128, of the others two and one.
+    """
+    ten = yaml.safe_load((ROOT / "sweeps/ls_imagenet10.yaml").read_text())["data"]["classes"]
+    home = folder / "imagenet"
+    rng = np.random.default_rng(0)
+    for wordnet_id in wordnet_ids():
+        for split, count in (("train", 14 if wordnet_id in ten else 2), ("val", 2)):
+            place = home / split / wordnet_id
+            place.mkdir(parents=True)
+            for n in range(count):
+                height, width = 60 + n, 80
+                pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{wordnet_id}_{n}.JPEG", quality=60)
+    return home
+
+
+def wordnet_ids() -> list[str]:
+    """Those of ImageNet-100 and of the 100 further classes."""
+    lists = ("imagenet100.txt", "imagenet_b100.txt")
+    return [name for file in lists for name in (ROOT / "sweeps/classes" / file).read_text().split()]
+
+
+def sweep_file(name: str, datasets: Path, folder: Path) -> Path:
+    """The sweep file of that name with its data looked for under ``datasets``."""
+    text = (ROOT / f"sweeps/{name}.yaml").read_text(encoding="utf-8")
+    text = text.replace("../datasets/", f"{datasets}/").replace(
+        "classes/", f"{ROOT / 'sweeps/classes'}/"
+    )
+    # Its files are not the official ones, whose digests are known.
+    text = text.replace("cifar-10-batches-py}", "cifar-10-batches-py, verify: false}")
+    path = folder / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
