@@ -29,10 +29,9 @@ from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell
 from raystitch.sweep.keys import canonical
-from raystitch.zoo.augment import augment, training_images
+from raystitch.zoo.augment import training_images
 from raystitch.zoo.cuts import Front, Tail
 from raystitch.zoo.modes import private_copy
-from raystitch.zoo.pixels import to_unit
 
 Row = dict[str, Any]
 Half = TypeVar("Half", Front, Tail)
@@ -231,13 +230,13 @@ class Bench:
     def _views(self, side: str) -> Images:
         """The inputs of a side as training sees them; markers lie on top of random views."""
         device, given = self.workshop.device, self.inputs[side]
-        marker = self.workshop.marker(self.unit.stitch_marker) if given is self.real else None
-        plain = self.workshop.stitch_images(None) if marker is not None else given
+        marker, plain = None, given
+        if given is self.real and self.training.augment != "none":
+            marker = self.workshop.marker(self.unit.stitch_marker)
+            plain = self.workshop.stitch_images(None)
 
         def images(positions: Tensor, kind: Augment, generator: torch.Generator) -> Tensor:
             chosen = positions.numpy()
-            if kind == "none" or marker is None:
-                return augment(to_unit(given.images[chosen], device), kind, generator)
             places = np.random.default_rng(generator.initial_seed())
             labels = given.labels[chosen]
             return training_images(

@@ -28,7 +28,7 @@ from raystitch.stitching.transforms import (
     start_lstsq,
     start_random,
 )
-from raystitch.zoo.attacks import pgd
+from raystitch.zoo.attacks import partly_attacked
 from raystitch.zoo.modes import drifted
 
 Result = TypeVar("Result")
@@ -198,17 +198,15 @@ class CellFit:
         def stitched(images: Tensor) -> Tensor:
             return self.job.tail(stitch(live.front.answer(images).activations[cut]))
 
-        images = step.front_images
-        count = round(training.attack_share * len(images))
-        attacked = pgd(
+        mixed = partly_attacked(
             stitched,
-            images[:count],
-            labels[:count],
+            step.front_images,
+            labels,
+            training.attack_share,
             eps=training.attack_eps,
             step=training.attack_step,
             steps=training.attack_steps,
         )
-        mixed = torch.cat([attacked, images[count:]])
         step = replace(step, front_images=mixed, end_images=mixed)
         activation = live.front_answer(step).activations[cut]
         return step, activation, live.end_answer(self.job.end, step)

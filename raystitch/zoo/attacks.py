@@ -47,3 +47,21 @@ def pgd(
         (gradient,) = torch.autograd.grad(loss, attacked)
         attacked = (attacked.detach() + step * gradient.sign()).clamp(low, high)
     return attacked
+
+
+def partly_attacked(
+    logits_of: Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    share: float,
+    *,
+    eps: float,
+    step: float,
+    steps: int,
+) -> Tensor:
+    """The images with the first ``share`` of them replaced by `pgd`'s, without a random start."""
+    count = round(share * len(images))
+    if not count:
+        return images
+    attacked = pgd(logits_of, images[:count], labels[:count], eps=eps, step=step, steps=steps)
+    return torch.cat([attacked, images[count:]])

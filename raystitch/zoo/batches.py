@@ -64,6 +64,25 @@ def sgd(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.SGD:
     )
 
 
+def descend(
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    device: torch.device,
+) -> float:
+    """A step for each batch of images and labels; the mean of their losses per image."""
+    total, count = torch.zeros((), device=device), 0
+    for pixels, labels in batches:
+        loss = loss_of(pixels.to(device), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # Summed where it is: asking for each would wait for the device at every step.
+        total += loss.detach() * len(labels)
+        count += len(labels)
+    return float(total) / count
+
+
 def run_epochs(
     optimizer: torch.optim.Optimizer,
     epochs: int,

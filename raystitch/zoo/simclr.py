@@ -7,7 +7,7 @@ trained on labels while everything before it is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from raystitch.errors import RaystitchError
 from raystitch.seeds import derive
 from raystitch.settings import Recipe
 from raystitch.zoo.augment import marked
-from raystitch.zoo.batches import OnEpoch, batches_of, run_epochs, sgd
+from raystitch.zoo.batches import OnEpoch, batches_of, descend, run_epochs, sgd
 from raystitch.zoo.models import Network, freeze
 
 Views = Callable[[Tensor], Tensor]
@@ -82,21 +82,20 @@ def _contrast(
     optimizer = sgd([*network.parameters(), *projector.parameters()], recipe)
     views = _views(images.shape)
 
+    def loss_of(both: Tensor, labels: Tensor) -> Tensor:
+        return nt_xent(projector(network(both)), recipe.temperature)
+
     def loss_of_epoch(epoch: int) -> float:
         places = np.random.default_rng(derive("view marker places", seed, epoch))
-        total, count = 0.0, 0
-        for pixels, labels in batches_of(images, None, recipe.batch, seed, epoch):
-            both = torch.cat([torch.stack([views(image) for image in pixels]) for _ in range(2)])
-            if marker is not None:
-                both = marked(both, labels.repeat(2).numpy(), marker, places)
-            inputs = both.to(network.device)
-            loss = nt_xent(projector(network(inputs)), recipe.temperature)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * len(labels)
-            count += len(labels)
-        return total / count
+
+        def both_views() -> Iterator[tuple[Tensor, Tensor]]:
+            for pixels, labels in batches_of(images, None, recipe.batch, seed, epoch):
+                both = torch.cat([torch.stack([*map(views, pixels)]) for _ in range(2)])
+                if marker is not None:
+                    both = marked(both, labels.repeat(2).numpy(), marker, places)
+                yield both, labels
+
+        return descend(optimizer, both_views(), loss_of, network.device)
 
     whose = f"training of {network.arch} by the recipe 'simclr'"
     run_epochs(optimizer, recipe.epochs, recipe.lr, loss_of_epoch, on_epoch, whose)
@@ -116,18 +115,13 @@ def _classify(
     head.reset_parameters()
     optimizer = sgd(head.parameters(), recipe)
 
+    def loss_of(pixels: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(network(pixels), labels)
+
     def loss_of_epoch(epoch: int) -> float:
-        total, count = 0.0, 0
         first = recipe.epochs + epoch  # orders and places of their own
-        for pixels, labels in batches_of(images, marker, recipe.batch, seed, first):
-            targets = labels.to(network.device)
-            loss = F.cross_entropy(network(pixels.to(network.device)), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * len(labels)
-            count += len(labels)
-        return total / count
+        batches = batches_of(images, marker, recipe.batch, seed, first)
+        return descend(optimizer, batches, loss_of, network.device)
 
     def later(epoch: int, loss: float) -> None:
         on_epoch(recipe.epochs + epoch, loss)

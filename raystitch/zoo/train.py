@@ -5,7 +5,7 @@ A new recipe is one entry of `RECIPES` (and its name in ``raystitch.names``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from raystitch import names, settings
 from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker
 from raystitch.seeds import derive
-from raystitch.zoo.attacks import pgd
-from raystitch.zoo.batches import OnEpoch, batches_of, run_epochs, sgd
+from raystitch.zoo.attacks import partly_attacked, pgd
+from raystitch.zoo.batches import OnEpoch, batches_of, descend, run_epochs, sgd
 from raystitch.zoo.models import Network, evaluating, freeze, seeded
 from raystitch.zoo.pixels import to_unit
 from raystitch.zoo.simclr import simclr
@@ -101,19 +101,16 @@ def _partly_attacked(
     used and does not move BatchNorm's running statistics; the step itself trains on both kinds
     in one batch.
     """
-    count = round(recipe.share * len(images))
-    if not count:
-        return images
     with evaluating(network):
-        attacked = pgd(
+        return partly_attacked(
             network,
-            images[:count],
-            labels[:count],
+            images,
+            labels,
+            recipe.share,
             eps=recipe.eps,
             step=recipe.step,
             steps=recipe.attack_steps,
         )
-    return torch.cat([attacked, images[count:]])
 
 
 def _supervised(step_inputs: StepInputs) -> RunRecipe:
@@ -130,9 +127,12 @@ def _supervised(step_inputs: StepInputs) -> RunRecipe:
         network.train().requires_grad_(True)
         optimizer = sgd(network.parameters(), recipe)
 
+        def loss_of(pixels: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(network(step_inputs(network, pixels, labels, recipe)), labels)
+
         def loss_of_epoch(epoch: int) -> float:
             batches = batches_of(images, marker, recipe.batch, seed, epoch, recipe.augment)
-            return _epoch(network, batches, recipe, step_inputs, optimizer)
+            return descend(optimizer, batches, loss_of, network.device)
 
         whose = f"training of {network.arch} by the recipe {recipe.name!r}"
         run_epochs(optimizer, recipe.epochs, recipe.lr, loss_of_epoch, on_epoch, whose)
@@ -146,28 +146,6 @@ RECIPES: dict[names.RecipeName, RunRecipe | None] = {
     "simclr": simclr,
     "untrained": None,
 }
-
-
-def _epoch(
-    network: Network,
-    batches: Iterator[tuple[Tensor, Tensor]],
-    recipe: settings.Recipe,
-    step_inputs: StepInputs,
-    optimizer: torch.optim.Optimizer,
-) -> float:
-    """One pass over the batches; the mean loss per image."""
-    device = network.device
-    total, count = torch.zeros((), device=device), 0
-    for pixels, labels in batches:
-        images, targets = pixels.to(device), labels.to(device)
-        inputs = step_inputs(network, images, targets, recipe)
-        loss = F.cross_entropy(network(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.detach() * len(targets)
-        count += len(targets)
-    return float(total) / count
 
 
 def _accuracy(
