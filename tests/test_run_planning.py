@@ -16,6 +16,7 @@ from raystitch.results.store import Storage
 from raystitch.run.pipeline import _store_sweep_file
 from raystitch.run.planning import load_sweep, make_plan
 from raystitch.run.progress import Reporter
+from raystitch.run.status import stored_plan
 
 MARKED = {"arch": "raystitch/cnn5", "seeds": [2, 3], "marker": {"kind": "pixel", "size": 3}}
 FILES = {
@@ -42,7 +43,11 @@ FILES = {
             {"front": "cue-2", "end": "net-0", "stitch_marker": "cue-2", "test_marker": "cue-3"},
         ],
     },
-    "cuts": {"cuts": {"net": ["blocks.*", "pool"]}, "fula_cuts": ["blocks.4", "pool"]},
+    "cuts": {
+        "cuts": {"net": ["blocks.*", "pool"]},
+        "fula_cuts": ["blocks.4", "pool"],
+        "stitch_images": 80,
+    },
     "grid": {"pairs": {"fronts": ["net-0", "net-1"], "ends": ["net-1"]}, "seeds": [3, 0]},
     "data": {"data": {"train": 300, "test": 80}},
     # Words that YAML 1.1 takes for something else.
@@ -58,7 +63,7 @@ def stored_again(context):
     """The sweep as it is read back from the copy that a run stores."""
     _store_sweep_file(context)
     path = context.storage.sweep_file(context.sweep.name)
-    return load_sweep(path, context.storage)
+    return load_sweep(path, context.storage, stored=True)
 
 
 def keys(context):
@@ -188,6 +193,33 @@ def test_too_few_images_for_one_batch_are_a_fault(changes, storage, tmp_path):
     (fault,) = refused.value.faults
     assert fault.place == "stitch_images"
     assert "no stitch would be trained" in fault.message
+
+
+def test_too_few_rows_for_least_squares_are_a_fault(storage, tmp_path):
+    with pytest.raises(SweepFileError) as refused:
+        load_sweep(sweeping.write(tmp_path, cuts=["blocks.4", "pool"]), storage)
+    (fault,) = refused.value.faults
+    assert fault.place == "pairs[0]"
+    assert "pool → pool has 54 rows for 65 unknowns; take at least 73" in fault.message
+
+
+def test_a_trial_run_with_too_few_rows_says_so_and_runs(storage, tmp_path):
+    few = {"cuts": ["blocks.4", "pool"], "objectives": ["dm"], "protocols": ["standard"]}
+    path = sweeping.write(tmp_path, **few, stitch_images=80)
+    said = []
+    load_sweep(path, storage, limit_images=80, say=said.append)
+    assert said == []
+    load_sweep(path, storage, limit_images=30, say=said.append)
+    (note,) = said
+    assert "these cells will fail" in note
+    assert "pool → pool has 27 rows for 65 unknowns" in note
+    trial = sweeping.run(path, storage.root, limit_images=30, max_epochs=1)
+    rows = trial.plan.rows.sort("end_cut")
+    assert rows["status"].to_list() == ["ok", "failed"]
+    assert "pool → pool has 27 rows for 65 unknowns" in rows["error"][1]
+    # What is stored of it can be read as any other sweep.
+    assert stored_plan("small", storage, said.append).rows.equals(trial.plan.rows)
+    assert said == [note]
 
 
 def test_a_trial_run_takes_batches_that_its_images_fill(storage, tmp_path):

@@ -11,10 +11,10 @@ import vectors
 from raystitch import names
 from raystitch.cards import CutCard
 from raystitch.errors import CellError
+from raystitch.lstsq import images_for_lstsq, positions
 from raystitch.stitching import transforms
 from raystitch.stitching.transforms import (
     Stitch,
-    images_for_lstsq,
     start_identity,
     start_lstsq,
     start_random,
@@ -284,14 +284,14 @@ def test_equally_many_tokens_of_another_grid_are_resized():
 
 def test_a_vector_gives_one_row_an_image_however_many_positions_it_goes_to():
     front, end = cut("vector", 4), cut("map", 3, 8, 8)
-    assert transforms.positions(front, end) == 1
+    assert positions(front, end) == 1
     with pytest.raises(CellError, match="5 rows for 5 unknowns"):
         lstsq(front, end, draw(5, 4), draw(5, 3, 8, 8))
 
 
 def test_resizing_to_more_positions_adds_no_rows_to_the_fit():
     front, end = cut("map", 24, 2, 2), cut("map", 3, 8, 8)
-    assert transforms.positions(front, end) == transforms.positions(end, front) == 4
+    assert positions(front, end) == positions(end, front) == 4
     x = draw(6, 24, 2, 2)
     stitch = Stitch(front, end, torch.float64)
     assert torch.linalg.matrix_rank(stitch.front_rows(x)) == 24 < len(stitch.front_rows(x))

@@ -28,6 +28,7 @@ from raystitch.sweep.limits import limited
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.read import card_faults, read_sweep, require
 from raystitch.sweep.resume import pending, subtract
+from raystitch.sweep.shortages import Shortage, shortages
 from raystitch.sweep.spec import Sweep
 
 CARD_VERSION = 3
@@ -162,25 +163,44 @@ def load_sweep(
     *,
     limit_images: int | None = None,
     max_epochs: int | None = None,
+    stored: bool = False,
     say: Say = print,
 ) -> Context:
-    """Read and check a sweep file. Raises `SweepFileError` with all its faults at once."""
+    """Read and check a sweep file. Raises `SweepFileError` with all its faults at once.
+
+    Cells that would have too few images are a fault, but in a trial run, of ``limit_images``, only
+    a note: it is there to try the others. stored: the file is the copy that a run left, perhaps a
+    trial, and such cells tell of it by themselves.
+    """
     found, faults = read_sweep(path.resolve())
     cards: dict[str, NetworkCard] = {}
     images: AllImages | None = None
     more: list[Fault] = []
+    short: list[Shortage] = []
     if found is not None:
         found, images, more = fit(found, limit_images)
         if images is not None:
             cards, missing = _cards(found, images, storage, say)
             more += [*missing, *card_faults(found, cards)]
+            if not stored:
+                short = list(shortages(found, cards, images.of_sweep.facts.train))
+            if limit_images is None:
+                more += [one.fault() for one in short]
     sweep = limited(require(path, found, [*faults, *more]), max_epochs)
     assert images is not None
-    for note in images.notes():
+    for note in [*images.notes(), *([_failing(short)] if short else [])]:
         say(f"note: {note}")
     own = {entry: one.identity for entry, one in images.own.items()}
     networks = identities(sweep, images.of_sweep.identity, own)
     return Context(sweep, storage, cards, images, networks)
+
+
+def _failing(short: Sequence[Shortage]) -> str:
+    """What a trial run says of cells that its few images make fail."""
+    return (
+        "too few images in this trial, so these cells will fail (more --limit-images help): "
+        + "; ".join(one.told for one in short)
+    )
 
 
 def make_plan(context: Context, *, retry_failed: bool = False) -> Plan:

@@ -50,7 +50,7 @@ def stored_plan(name: str, storage: Storage, say: Say) -> Plan:
             "or pass --storage."
         )
     try:
-        return make_plan(load_sweep(path, storage, say=say))
+        return make_plan(load_sweep(path, storage, stored=True, say=say))
     except StorageError:
         raise
     except RaystitchError as error:

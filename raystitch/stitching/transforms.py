@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from raystitch.cards import MAP_KINDS, CutCard, refusal
 from raystitch.errors import CellError
+from raystitch.lstsq import images_for_lstsq as images_for_lstsq
+from raystitch.lstsq import shortage, unknowns
 from raystitch.names import Init, Kind
 from raystitch.stitching.alignment import aligned
 
@@ -66,14 +68,6 @@ def _rows(activation: Tensor, kind: Kind) -> Tensor:
     return last.reshape(-1, last.shape[-1])
 
 
-def positions(front: CutCard, end: CutCard) -> int:
-    """Independent rows that one image gives the least-squares fit.
-
-    Resizing to more positions than the front has mixes its rows and adds none: a vector gives one.
-    """
-    return min(math.prod(cut.shape) // cut.channels for cut in (front, end))
-
-
 def start_random(stitch: Stitch, generator: torch.Generator) -> None:
     """The layer's own start: weight and bias uniform in ±1/√(front channels), as torch's layers."""
     bound = 1 / math.sqrt(stitch.front.channels)
@@ -103,18 +97,19 @@ def start_lstsq(stitch: Stitch, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     a rank-deficient fit takes the solution of least norm.
     Raises `CellError` where there are not more rows than unknowns: the fit would interpolate noise.
     """
-    width = stitch.front.channels + 1
+    width = unknowns(stitch.front)
     reduced: Tensor | None = None
-    count, places = 0, math.prod(stitch.end.shape) // stitch.end.channels
+    images, places = 0, math.prod(stitch.end.shape) // stitch.end.channels
     for left, right in _row_batches(stitch, pairs):
         block = torch.cat([left, left.new_ones(len(left), 1), right], dim=1)
         stacked = block if reduced is None else torch.cat([reduced, block])
         reduced = torch.linalg.qr(stacked, mode="r").R
-        count += len(left) * positions(stitch.front, stitch.end) // places
-    if reduced is None or count <= width:
+        images += len(left) // places
+    short = shortage(stitch.front, stitch.end, images)
+    if reduced is None or short is not None:
         raise CellError(
-            f"init: lstsq has {count} rows for {width} unknowns at {stitch.front.name}: "
-            "use more images or init: random"
+            f"least squares: {short}; use more images or other cuts, or `init: random` where a "
+            "stitch is trained"
         )
     solution = torch.linalg.lstsq(reduced[:, :width], reduced[:, width:], driver="gelsd").solution
     with torch.no_grad():
@@ -129,17 +124,6 @@ def _row_batches(
         # On the CPU in float64: exact everywhere, and `gelsd` exists nowhere else.
         left = stitch.front_rows(front).detach().to("cpu", torch.float64)
         yield left, stitch.end_rows(end).detach().to("cpu", torch.float64)
-
-
-def images_for_lstsq(front: CutCard, end: CutCard, wanted: int, available: int) -> int:
-    """How many images the least-squares start draws.
-
-    At least ``wanted``, more where their rows would not exceed the width tenfold (at rows ≈ width
-    the fit interpolates noise; at 64 channels 500 rows gave a test error of 0.08, 128 rows 0.22),
-    and never more than there are.
-    """
-    needed = math.ceil(10 * (front.channels + 1) / positions(front, end))
-    return min(available, max(wanted, needed))
 
 
 INITS: tuple[Init, ...] = ("lstsq", "random", "identity")

@@ -23,7 +23,7 @@ def card_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> tuple[Fault, 
     Takes the valid part of a faulty file too. Reads ``cuts`` and ``fula_cuts`` against each
     network, and for each pair its kinds, shapes and classes (at ``pairs[i]``).
     """
-    selected, cut_faults = _select(sweep, cards)
+    selected, cut_faults = select_cuts(sweep, cards)
     found = [
         *_zoo_faults(sweep, cards),
         *_mode_faults(sweep, cards),
@@ -93,7 +93,7 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
-def _select(
+def select_cuts(
     sweep: Sweep, cards: Mapping[str, NetworkCard]
 ) -> tuple[dict[str, tuple[CutCard, ...]], list[Fault]]:
     """The cuts of each entry in use, and the faults of those whose cuts cannot be selected."""

@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
     "seeds": [0, 1, 2],
     "execution": {"threads": 1, "device": "cpu", "slots": 1},
 }
-LIMITS = {"limit_images": 64, "max_epochs": 1}
+LIMIT_IMAGES, MAX_EPOCHS = 64, 1
 
 
 class Timed:
@@ -77,7 +77,13 @@ def _run(file: Path, root: Path, start: Start) -> tuple[Outcome, Timed]:
         found.append(Timed(start(context, say)))
         return found[0]
 
-    context = load_sweep(file, Storage(root), say=lambda text: None, **LIMITS)
+    context = load_sweep(
+        file,
+        Storage(root),
+        limit_images=LIMIT_IMAGES,
+        max_epochs=MAX_EPOCHS,
+        say=lambda text: None,
+    )
     outcome = run_sweep(context, Reporter(Console(file=io.StringIO())), start=timed)
     return outcome, found[0]
 
