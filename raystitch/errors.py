@@ -71,13 +71,18 @@ def refuse(sentence: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError(REFUSED, "{sentence}", {"sentence": sentence, "field": field})
 
 
+def nearest(given: object, allowed: Iterable[str]) -> str | None:
+    """The allowed value that was probably meant; None where none is near."""
+    return next(iter(difflib.get_close_matches(str(given), list(allowed), n=1)), None)
+
+
 def choices(given: object, allowed: Iterable[str]) -> str:
     """A sentence end naming the allowed values and, for a near miss, the nearest one.
 
     >>> choices("fulla", ["hlm", "fula"])
-    "'fulla' is not one of hlm, fula; did you mean 'fula'?"
+    "'fulla' is not one of hlm, fula (did you mean 'fula'?)"
     """
     names = list(allowed)
-    text = f"{given!r} is not one of {', '.join(names) or '(none)'}"
-    near = difflib.get_close_matches(str(given), names, n=1)
-    return f"{text}; did you mean {near[0]!r}?" if near else text
+    near = nearest(given, names)
+    hint = f" (did you mean {near!r}?)" if near is not None else ""
+    return f"{given!r} is not one of {', '.join(names) or '(none)'}{hint}"

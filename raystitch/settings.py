@@ -19,12 +19,14 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    Tag,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from raystitch.errors import refuse
+from raystitch.forms import LIST, TEXT, forms
 from raystitch.names import (
     Augment,
     Init,
@@ -83,6 +85,13 @@ class Settings(BaseModel):
     """Fields added after the first release: left out of the key at their default."""
 
 
+Classes = Annotated[
+    Annotated[str, Field(min_length=1), Tag(TEXT)]
+    | Annotated[tuple[Annotated[str, BeforeValidator(_text)], ...], Field(min_length=2), Tag(LIST)],
+    forms("a list of classes, or a file with one a line"),
+]
+
+
 class Data(Settings):
     """The images: a named source, where it lies, optionally some of its classes and images."""
 
@@ -93,11 +102,7 @@ class Data(Settings):
         default=None,
         description="Its folder (`npz`: its file), counted from the sweep file's folder.",
     )
-    classes: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[tuple[Annotated[str, BeforeValidator(_text)], ...], Field(min_length=2)]
-        | None
-    ) = Field(
+    classes: Classes | None = Field(
         default=None,
         description="Only these classes, labelled in this order: a list, or a file with one a line "
         "(all when absent).",

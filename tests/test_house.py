@@ -19,7 +19,9 @@ from raystitch.sweep.read import read_sweep
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "raystitch"
 
-PLAIN = ("errors", "names", "settings", "evaluation", "cards", "lstsq", "files", "seeds")
+PLAIN = (
+    *("errors", "names", "forms", "settings", "evaluation", "cards", "lstsq", "files", "seeds"),
+)
 ROOMS = ("data", "zoo", "stitching", "sweep", "results", "run", "cli")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

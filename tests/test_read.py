@@ -386,11 +386,30 @@ def test_fula_cuts_are_looked_up_only_where_fula_is_asked_for():
     assert card_faults(made, planning.cards()) == ()
 
 
+@pytest.mark.parametrize(
+    ("classes", "place", "message"),
+    [
+        ("[cat]", "data.classes", "has only 1; give at least 2"),
+        ("[]", "data.classes", "is empty; give at least 2"),
+        ("[cat, [dog]]", "data.classes[1]", "['dog'] should be a text (put it in quotes)"),
+        ("5", "data.classes", "should be a list of classes, or a file with one a line"),
+    ],
+)
+def test_a_fault_of_the_classes_is_told_once(classes, place, message):
+    data = f"data: {{source: imagefolder, path: photos, classes: {classes}}}"
+    assert parse_sweep(GOOD.replace("data: digits", data))[1] == (Fault(place, message),)
+
+
+def test_a_question_ends_no_sentence():
+    with pytest.raises(RaystitchError, match=r"\(did you mean 'blocks\.3'\?\)\.$"):
+        planning.map_card().cut("blocks.33")
+
+
 def test_a_misspelt_marker_is_told_the_nearest():
     text = GOOD.replace("test_marker: shortcut-2", "test_marker: pach") + "markers: {patch: {}}\n"
     found = faults_of(text)
     assert list(found) == ["pairs[1].test_marker"]
-    assert "shortcut-2, patch; did you mean 'patch'" in found["pairs[1].test_marker"]
+    assert "shortcut-2, patch (did you mean 'patch'?)" in found["pairs[1].test_marker"]
     assert faults_of(text.replace("pach", "patch")) == {}
     faulty = faults_of(text.replace("pach", "patch").replace("patch: {}", "patch: {size: 0}"))
     assert list(faulty) == ["markers.patch.size"]

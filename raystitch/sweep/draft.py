@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from raystitch.errors import Fault, choices
+from raystitch.errors import Fault, nearest
 from raystitch.sweep.refusal import REFUSED
 from raystitch.sweep.sentences import Path, dotted, model_at, sentence
 from raystitch.sweep.spec import Sweep
@@ -82,12 +82,14 @@ class Draft:
     def _take(self, errors: Iterable[ErrorDetails]) -> None:
         # Places are read before anything is cut out, for cutting moves what follows.
         found = [(self._path(error), error) for error in errors]
-        misspelt = {_nearest(path) for path, e in found if e["type"] == "extra_forbidden"}
+        misspelt = {_meant(path) for path, e in found if e["type"] == "extra_forbidden"}
         for path, error in found:
             if error["type"] == "missing" and path in misspelt:
                 self.cut_out(path)
             elif error["type"] == "too_short" and any(p[:-1] == path for p, _ in found):
                 continue  # Its items are faulty, and pydantic does not count them.
+            elif error["type"] == "too_short" and any(p[:-1] == path for p in self.touched):
+                self.cut_out(path)  # Those of its items that were faulty are no longer there.
             else:
                 self.report(path, sentence(error, path))
 
@@ -155,12 +157,11 @@ def _companions(path: Path) -> list[Path]:
     return []
 
 
-def _nearest(path: Path) -> Path | None:
+def _meant(path: Path) -> Path | None:
     """The place that a misspelt field was meant for."""
     model = model_at(path[:-1])
-    near = choices(path[-1], model.model_fields) if model else ""
-    _, found, name = near.partition("did you mean ")
-    return (*path[:-1], name.strip("'?")) if found else None
+    near = nearest(path[-1], model.model_fields) if model else None
+    return None if near is None else (*path[:-1], near)
 
 
 def _file_position(node: Any, number: int) -> int:

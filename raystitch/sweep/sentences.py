@@ -120,6 +120,13 @@ def _literal(error: ErrorDetails) -> str:
     return choices(error["input"], re.findall(r"'([^']*)'", error.get("ctx", {})["expected"]))
 
 
+def _too_short(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    least, count = context["min_length"], context["actual_length"]
+    number = "one" if least == 1 else least
+    return f"{f'has only {count}' if count else 'is empty'}; give at least {number}"
+
+
 _LIMITS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -150,5 +157,5 @@ _SPECIAL: dict[str, Callable[[ErrorDetails], str]] = {
         f"with a letter or digit ({NAME_PATTERN})"
     ),
     "string_too_short": lambda _: "is empty; give a name",
-    "too_short": lambda _: "is empty; give at least one",
+    "too_short": _too_short,
 }

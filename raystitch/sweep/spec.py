@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    Discriminator,
     Field,
     PrivateAttr,
     Tag,
@@ -22,6 +20,7 @@ from pydantic import (
 )
 
 from raystitch.evaluation import Evaluation
+from raystitch.forms import LIST, MAPPING, TEXT, forms
 from raystitch.names import (
     IRI_PROTOCOLS,
     TRAINED_OBJECTIVES,
@@ -40,41 +39,22 @@ from raystitch.sweep.zoo_entry import DataChoice, Seeds, ZooEntry
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Names become names of files and columns."""
 
-TEXT, LIST, MAPPING = "<text>", "<list>", "<mapping>"
-"""Tags of the forms that a field can be written in; no key of a file looks like them."""
-
-
-def _form(value: Any) -> str | None:
-    if isinstance(value, str):
-        return TEXT
-    if isinstance(value, list | tuple):
-        return LIST
-    return MAPPING if isinstance(value, Mapping | BaseModel) else None
-
-
-def _forms(sentence: str) -> Discriminator:
-    """Chooses among forms by looking at the value, so that a fault is reported for one of them."""
-    return Discriminator(
-        _form, custom_error_type="raystitch_form", custom_error_message=f"should be {sentence}"
-    )
-
-
 SafeName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 Text = Annotated[str, Field(min_length=1)]
 Patterns = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(each_once)]
 CutChoice = Annotated[
     Annotated[Text, Tag(TEXT)] | Annotated[Patterns, Tag(LIST)],
-    _forms("a set, a cut, a glob, or a list of them"),
+    forms("a set, a cut, a glob, or a list of them"),
 ]
 Cuts = Annotated[
     Annotated[Text, Tag(TEXT)]
     | Annotated[Patterns, Tag(LIST)]
     | Annotated[dict[str, CutChoice], Tag(MAPPING)],
-    _forms("a set, a cut, a glob, a list of them, or one of these for each entry of the zoo"),
+    forms("a set, a cut, a glob, a list of them, or one of these for each entry of the zoo"),
 ]
 FulaCuts = Annotated[
     Annotated[Literal["blocks", "paper"], Tag(TEXT)] | Annotated[Patterns, Tag(LIST)],
-    _forms("`blocks`, `paper`, or a list of cuts"),
+    forms("`blocks`, `paper`, or a list of cuts"),
 ]
 Models = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(each_once)]
 
@@ -110,7 +90,7 @@ PairChoice = Annotated[
     Annotated[Literal["all"], Tag(TEXT)]
     | Annotated[Grid, Tag(MAPPING)]
     | Annotated[tuple[Pair, ...], Tag(LIST)],
-    _forms("`all`, `{fronts: [...], ends: [...]}`, or a list of `{front: ..., end: ...}`"),
+    forms("`all`, `{fronts: [...], ends: [...]}`, or a list of `{front: ..., end: ...}`"),
 ]
 
 
