@@ -11,7 +11,7 @@ import sweeping
 from raystitch.data import sources
 from raystitch.errors import RaystitchError, StorageError, SweepFileError
 from raystitch.results.store import CellStore, Storage
-from raystitch.run import image_sets, runners
+from raystitch.run import check, image_sets, runners
 from raystitch.run.check import check_sweep
 from raystitch.run.planning import load_sweep
 from raystitch.run.workshop import Workshop
@@ -116,12 +116,37 @@ def test_faults_of_data_have_their_place(tmp_path):
         load_sweep(path, Storage(tmp_path / "runs"), say=lambda _: None)
 
 
-def test_a_check_decodes_no_more_than_two_images(tmp_path):
+def checked(path, root):
+    """What a check says, by the name of what it looked at."""
+    return {found.name: found for found in check_sweep(path, Storage(root), say=lambda _: None)}
+
+
+def test_a_check_decodes_images_and_stores_none(tmp_path, monkeypatch):
+    path, root = write(tmp_path), tmp_path / "runs"
+    found = checked(path, root)
+    assert all(one.ok for one in found.values()), found
+    assert found["stitch images"].message == "12 images of all 4 classes"
+    assert found["images of data"].message == "all 48 can be decoded"
+    assert shards(root) == []
+    monkeypatch.setattr(check, "MOST_DECODED", 5)
+    assert checked(path, root)["images of data"].message.startswith("10 of 48, spread evenly, can")
+    sweeping.run(path, root)
+    assert checked(path, root)["images of data"].message == "decoded already"
+
+
+def test_a_check_names_a_damaged_image(tmp_path):
     path = write(tmp_path)
-    found = list(check_sweep(path, Storage(tmp_path / "runs"), say=lambda _: None))
-    assert all(check.ok for check in found), found
-    assert "12 images of all 4 classes" in [check.message for check in found]
-    assert shards(tmp_path / "runs") == []
+    photo = next((tmp_path / "photos" / "val" / disk.WORDNET[2]).iterdir())
+    photo.write_bytes(photo.read_bytes()[:400])
+    found = checked(path, tmp_path / "runs")["images of data"]
+    assert not found.ok
+    assert f"{photo} is no image that can be decoded" in found.message
+
+
+def test_a_check_looks_at_the_images_of_an_entry_too(tmp_path):
+    found = checked(own(tmp_path), tmp_path / "runs")
+    assert found["images of zoo.bee.data"].message == "all 24 can be decoded"
+    assert "images of data" not in found  # digits
 
 
 def own(folder, **changes):

@@ -203,6 +203,21 @@ def test_too_few_rows_for_least_squares_are_a_fault(storage, tmp_path):
     assert "pool → pool has 54 rows for 65 unknowns; take at least 73" in fault.message
 
 
+def test_no_more_images_are_attacked_than_are_tested_on(storage, tmp_path):
+    def attacked(count, **changes):
+        evaluation = {"robust": {"images": count}}
+        return sweeping.write(tmp_path, evaluation=evaluation, **changes)
+
+    load_sweep(attacked(50), storage)
+    for changes, there in (({}, 50), ({"test_images": None, "data": {"test": 20}}, 20)):
+        with pytest.raises(SweepFileError) as refused:
+            load_sweep(attacked(51, **changes), storage)
+        (fault,) = refused.value.faults
+        assert fault.place == "evaluation.robust.images"
+        assert f"tested on {there} images" in fault.message
+    stored_again(load_sweep(attacked(51), storage, limit_images=30))
+
+
 def test_a_trial_run_with_too_few_rows_says_so_and_runs(storage, tmp_path):
     few = {"cuts": ["blocks.4", "pool"], "objectives": ["dm"], "protocols": ["standard"]}
     path = sweeping.write(tmp_path, **few, stitch_images=80)

@@ -18,6 +18,7 @@ from raystitch.data.catalogue import SPLITS, Split
 from raystitch.errors import RaystitchError, StorageError
 from raystitch.files import write_text
 from raystitch.results.store import Storage
+from raystitch.run.image_sets import Images, missing_images
 from raystitch.run.planning import Context, Plan, Say, load_sweep, make_plan
 from raystitch.run.status import cost, counted_line, in_bytes
 from raystitch.sweep.cells import counts
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 ROW_BYTES = 12 * 1024
 """Bytes that one cell takes in rows and tensors, at most (measured: 6 KiB with a short curve)."""
+
+MOST_DECODED = 150
+"""Images of each split that are decoded: a second or two where they are photos."""
 
 IMAGE_BYTES = 20
 """Bytes of an IRI beside its pixels: index, label, residuals, steps."""
@@ -96,6 +100,8 @@ def _check_plan(plan: Plan) -> Iterator[Check]:
     for split in SPLITS:
         name = "stitch images" if split == "train" else "test images"
         yield _run(name, lambda of=split: _labels(_drawn(shop, of), plan.context))
+    for place, images in _encoded(plan.context).items():
+        yield _run(f"images of {place}", lambda of=images: _decoded(shop, of))
     yield _run("memory", lambda: _memory(plan, shop))
     cuts = _cuts_in_use(plan)
     for model in plan.context.networks:
@@ -152,6 +158,32 @@ def _drawn(workshop: Workshop, split: Split) -> NDArray[np.int64]:
     labels, index = found.labels[split][places], found.index[split][places]
     count = sweep.stitch_images if split == "train" else sweep.test_images
     return labels[sources.draw_places(labels, index, count)]
+
+
+def _encoded(context: Context) -> dict[str, Images]:
+    """All images in use that are decoded into shards, by their place in the file."""
+    entries = dict.fromkeys(context.sweep.models()[model].entry for model in context.networks)
+    own = {f"zoo.{name}.data": context.images.own.get(name) for name in entries}
+    used = {"data": context.images.of_sweep, **own}
+    return {place: one for place, one in used.items() if one is not None and one.stored}
+
+
+def _decoded(workshop: Workshop, images: Images) -> str:
+    """Decode images of each split, spread evenly, unless all lie decoded in the storage."""
+    from raystitch.run.attacked import evenly
+
+    if not missing_images(images.splits(), workshop.context.storage):
+        return "decoded already"
+    found = workshop.source(images)
+    looked_at = count = 0
+    for split in SPLITS:
+        places = sources.chosen(images.data, split, found)
+        some = places[evenly(len(places), MOST_DECODED)]
+        sources.read(found, split, some)
+        looked_at, count = looked_at + len(some), count + len(places)
+    if looked_at == count:
+        return f"all {count} can be decoded"
+    return f"{looked_at} of {count}, spread evenly, can be decoded; the others were not looked at"
 
 
 def _labels(labels: NDArray[np.int64], context: Context) -> str:

@@ -148,6 +148,17 @@ def _counted(
     return sweep.model_copy(update=changes)
 
 
+def attack_faults(sweep: Sweep, test: int) -> Iterator[Fault]:
+    """A fault where more images are to be attacked than stitches are tested on."""
+    robust, there = sweep.evaluation.robust, min(sweep.test_images or test, test)
+    if robust is not None and robust.images is not None and robust.images > there:
+        yield Fault(
+            "evaluation.robust.images",
+            f"{robust.images} are asked for, but stitches are tested on {there} images; ask for at "
+            "most that, or leave it out to attack all",
+        )
+
+
 def _batch_faults(sweep: Sweep, train: int) -> Iterator[Fault]:
     """A fault for each training of which an epoch would have no batch, or one too small."""
     for training in sweep.trainings():

@@ -20,7 +20,7 @@ from raystitch.data.sources import SourceFacts
 from raystitch.errors import Fault, RaystitchError, StorageError
 from raystitch.files import write_text
 from raystitch.results.store import CellStore, Reading, Storage
-from raystitch.run.fitting import AllImages, fit
+from raystitch.run.fitting import AllImages, attack_faults, fit
 from raystitch.run.image_sets import Images
 from raystitch.sweep.cells import Cell, Status, Unit, units
 from raystitch.sweep.keys import Identity, content_key
@@ -168,9 +168,9 @@ def load_sweep(
 ) -> Context:
     """Read and check a sweep file. Raises `SweepFileError` with all its faults at once.
 
-    Cells that would have too few images are a fault, but in a trial run, of ``limit_images``, only
-    a note: it is there to try the others. stored: the file is the copy that a run left, perhaps a
-    trial, and such cells tell of it by themselves.
+    Too few images for a cell are a fault, but in a trial run, of ``limit_images``, only a note: it
+    is there to try the others. stored: the file is the copy that a run left, perhaps a trial, and
+    its cells tell by themselves.
     """
     found, faults = read_sweep(path.resolve())
     cards: dict[str, NetworkCard] = {}
@@ -184,8 +184,9 @@ def load_sweep(
             more += [*missing, *card_faults(found, cards)]
             if not stored:
                 short = list(shortages(found, cards, images.of_sweep.facts.train))
-            if limit_images is None:
+            if limit_images is None and not stored:
                 more += [one.fault() for one in short]
+                more += attack_faults(found, images.of_sweep.facts.test)
     sweep = limited(require(path, found, [*faults, *more]), max_epochs)
     assert images is not None
     for note in [*images.notes(), *([_failing(short)] if short else [])]:
