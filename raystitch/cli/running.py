@@ -121,8 +121,8 @@ def check(
 ) -> None:
     """Check all that can be checked before a sweep starts.
 
-    The file, the storage and its room, the labels, some of the images, that every network builds and
-    loads, that each of its cuts gives its own logits bit for bit, and that memory suffices.
+    The file, the storage and its room, the labels, some of the images, that every network builds
+    and loads, that each of its cuts gives its own logits bit for bit, and that memory suffices.
 
     \b
     raystitch check sweeps/quickstart.yaml
