@@ -19,11 +19,12 @@ import raying
 import sweeping
 from raystitch.errors import EngineError
 from raystitch.results.store import CellStore, Storage
-from raystitch.run import cluster, splitting, watch
+from raystitch.run import cluster, runners, splitting, watch
+from raystitch.run.engine import RayRunner
 from raystitch.run.iri_specs import iri_set_of
 from raystitch.run.planning import make_plan
 from raystitch.run.unit import run_unit
-from raystitch.run.work import UnitWork
+from raystitch.run.work import ModelTask, UnitWork
 from raystitch.run.workshop import Workshop
 from raystitch.sweep.cells import units
 
@@ -240,8 +241,22 @@ def test_a_ray_without_a_token_is_refused(local, monkeypatch):
 
 def test_no_cluster_at_the_address_is_a_sentence(local):
     context = sweeping.load_sweep(local[1], Storage(local[2]))
+    said = []
     with pytest.raises(EngineError, match="could be joined at 127"):
-        cluster.connect(context, "127.0.0.1:1", lambda text: None)
+        runners.on_ray("127.0.0.1:1")(context, said.append)
+    assert said == ["joining the cluster at 127.0.0.1:1 …"]
+
+
+def test_a_stage_says_that_its_workers_start_before_any_answers(local):
+    context = sweeping.load_sweep(local[1], Storage(local[2]))
+    said = []
+    runner = RayRunner(context, cluster.Cluster(2, 1, 0.0, "cpu"), said.append)
+    tasks = [ModelTask(model, ()) for model in context.networks]
+    runner.make_models(tasks, lambda model, epoch, loss: None)
+    runner.make_models(tasks[:1], lambda model, epoch, loss: None)
+    runner.stages.close()
+    workers = ["starting 2 workers", "starting 1 worker"]
+    assert said == [f"{some} for the networks …" for some in workers]
 
 
 @pytest.mark.timeout(300)

@@ -26,23 +26,28 @@ class RayRunner:
         self.stages = ExitStack()
 
     def build_images(self, specs: Sequence[ImageShardSpec]) -> Iterator[BuiltImages]:
-        return self._begun(image_stage.build_images(specs, self.context, self.cluster))
+        answers = image_stage.build_images(specs, self.context, self.cluster)
+        return self._begun("images", len(specs), answers)
 
     def make_models(
         self, tasks: Sequence[ModelTask], on_epoch: OnEpoch
     ) -> Iterator[ModelCard | Left]:
         made = model_stage.make_models(tasks, self.context, self.cluster, on_epoch)
-        return self._begun(made)
+        return self._begun("networks", len(tasks), made)
 
     def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
-        return self._begun(iri_stage.build_shards(specs, self.context, self.cluster))
+        answers = iri_stage.build_shards(specs, self.context, self.cluster)
+        return self._begun("IRIs", len(specs), answers)
 
     def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         parts = split(work, self.context, self.cluster.slots)
         left = stitch_stage.run_units(parts, self.context, self.cluster, on_report, self.say)
-        return self._begun(left)
+        return self._begun("stitches", len(parts), left)
 
-    def _begun(self, answers: Generator[Answer]) -> Iterator[Answer]:
+    def _begun(self, stage: str, pieces: int, answers: Generator[Answer]) -> Iterator[Answer]:
+        """The answers of a stage, which says at once that it starts: its workers load torch."""
+        workers = min(self.cluster.slots, pieces)
+        self.say(f"starting {workers} worker{'s' if workers > 1 else ''} for the {stage} …")
         return self.stages.enter_context(closing(answers))
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ Start = Callable[[Context, Say], Runner]
 
 def local(context: Context, say: Say) -> Runner:
     """The in-process runner."""
+    say("loading torch …")
     from raystitch.run.local import LocalRunner
 
     return LocalRunner(context)
@@ -24,6 +25,8 @@ def on_ray(address: str | None) -> Start:
     """
 
     def start(context: Context, say: Say) -> Runner:
+        own = address is None
+        say("starting Ray on this machine …" if own else f"joining the cluster at {address} …")
         # Before anything else of Ray is loaded: it sets what Ray reads from the environment.
         from raystitch.run import cluster
         from raystitch.run.engine import RayRunner
