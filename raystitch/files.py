@@ -40,6 +40,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data``, atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:

@@ -12,13 +12,18 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from polars.testing import assert_frame_equal
 
 from raystitch.errors import StorageError
 from raystitch.files import TEMPORARY
+from raystitch.results.reading import TYPES
+from raystitch.results.row_files import MAGIC, _digest, encode
 from raystitch.results.store import (
     CELL_SCHEMA,
     COLUMNS,
@@ -27,7 +32,6 @@ from raystitch.results.store import (
     CellStore,
     SetAsideWarning,
     Storage,
-    _digest,
     find_cells,
     read_cells,
 )
@@ -200,15 +204,13 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 _KILLED = """
 import sys, time
 from pathlib import Path
-import pyarrow.parquet as pq
 from raystitch.results import store as room
-real = pq.write_table
-def slow(table, path, **kwargs):
-    real(table, path, **kwargs)
-    Path(path).write_bytes(Path(path).read_bytes()[:100])
+whole = Path.write_bytes
+def slow(path, data):
+    whole(path, data[:100])
     print("half", flush=True)
     time.sleep(60)
-room.pq.write_table = slow
+Path.write_bytes = slow
 room.CellStore(room.Storage(Path(sys.argv[1])), "trial").write([{"key": "k", "status": "ok"}], "u")
 """
 
@@ -236,7 +238,7 @@ def test_an_error_while_writing_leaves_no_file(
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space"):
         store.write([row()], "unit")
     assert list(store.folder.iterdir()) == []
@@ -272,12 +274,18 @@ def _other_type(path: Path) -> None:
     pq.write_table(_as_rows(table), path)
 
 
+def _other_type_sealed(path: Path) -> None:
+    path.write_bytes(encode(pa.table({"key": ["k"], "status": ["ok"], "agreement": ["90"]})))
+
+
 def _no_key(path: Path) -> None:
     table = pa.table({"status": ["ok"]})
     pq.write_table(_as_rows(table), path)
 
 
-@pytest.mark.parametrize("harm", [_torn, _flipped, _empty, _foreign, _other_type, _no_key])
+@pytest.mark.parametrize(
+    "harm", [_torn, _flipped, _empty, _foreign, _other_type, _other_type_sealed, _no_key]
+)
 def test_a_torn_or_foreign_file_is_named_and_set_aside(store: CellStore, harm) -> None:
     store.write([row("good")], "a")
     bad = store.write([row("bad")], "b")
@@ -298,7 +306,7 @@ def test_a_file_is_set_aside_whatever_its_reader_says(
         raise EOFError
 
     store.write([row()], "a")
-    monkeypatch.setattr("raystitch.results.store.pq.ParquetFile", speechless)
+    monkeypatch.setattr("raystitch.results.reading.seal_of", speechless)
     (warning,) = store.scan().warnings
     assert "(EOFError)" in warning
 
@@ -312,9 +320,20 @@ def test_two_files_set_aside_under_one_name_are_both_kept(store: CellStore) -> N
     assert kept == {b"first", b"second"}
 
 
-def test_no_flipped_byte_is_read_silently(store: CellStore) -> None:
-    """Rows carry a digest: a flip is found or changes nothing, and none stops the reader."""
-    path = store.write([row(curve=[1.0, 2.0], settings="{}")], "u")
+def _old(path: Path, *rows: dict[str, object]) -> None:
+    """Rows as the release before wrote them, without a seal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(list(rows), schema=CELL_SCHEMA)
+    pq.write_table(_as_rows(table), path, compression="zstd", use_dictionary=False)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_no_flipped_byte_is_read_silently(store: CellStore, sealed: bool) -> None:
+    """Rows carry digests: a flip is found or changes nothing, and none stops the reader."""
+    rows = [row(curve=[1.0, 2.0], settings="{}"), row("k2", device="cpu")]
+    path = store.write(rows, "u")
+    if not sealed:
+        _old(path, *rows)
     good = path.read_bytes()
     truth = store.read()
     for place in range(0, len(good), 23):
@@ -324,26 +343,117 @@ def test_no_flipped_byte_is_read_silently(store: CellStore) -> None:
             assert reading.warnings or reading.frame.equals(truth), place
 
 
-def test_a_file_of_an_older_release_is_read_with_nulls(store: CellStore) -> None:
+def test_every_byte_of_a_sealed_file_counts(store: CellStore) -> None:
+    """But for the four that say Parquet at its start, which hold nothing."""
+    path = store.write([row("a"), row("b")], "u")
+    good = path.read_bytes()
+    for place in range(4, len(good), 97):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        assert len(store.scan().warnings) == 1, place
+
+
+def test_damage_is_found_in_the_columns_that_are_read(store: CellStore) -> None:
+    path = store.write([row(entropy=0.123456)], "u")
+    good, value = path.read_bytes(), np.float64(0.123456).tobytes()
+    assert good.count(value) == 1
+    path.write_bytes(good.replace(value, np.float64(0.654321).tobytes()))
+    reading = store.scan(["key", "agreement"])
+    assert (reading.frame["agreement"].to_list(), reading.warnings) == ([90.0], ())
+    (warning,) = store.scan(["entropy"]).warnings
+    assert "is torn (its column entropy does not match its digest)" in warning
+
+
+@pytest.mark.parametrize("end", [b"", b"PAR1", MAGIC, MAGIC + bytes(8), bytes(60) + MAGIC])
+def test_a_file_that_only_ends_like_one_is_set_aside(store: CellStore, end: bytes) -> None:
+    store.folder.mkdir(parents=True)
+    for length in (0, 9, 10**6):
+        path = store.folder / f"u-{length}.parquet"
+        path.write_bytes(b"PAR1" + end + length.to_bytes(4, "little") + b"PAR1")
+    assert len(store.scan().warnings) == 3
+
+
+def test_files_with_and_without_a_seal_give_the_same_rows(tmp_path: Path) -> None:
+    """In their order, too: where times are equal the later file counts, whichever its format."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            **[row, failed][rng.integers(2)](f"k{rng.integers(20)}", int(rng.integers(3))),
+            "entropy": float(rng.normal()),
+            "curve": rng.normal(size=rng.integers(3)).tolist(),
+            "test_marker": [None, "s-2"][rng.integers(2)],
+        }
+        for _ in range(60)
+    ]
+    found = []
+    for kinds in ("old", "new", "mixed"):
+        folder = Storage(tmp_path / kinds).cells("s")
+        for number, one in enumerate(rows):
+            path = folder / f"u-{number:02}.parquet"
+            _old(path, one)
+            if kinds == "new" or (kinds == "mixed" and rng.integers(2)):
+                path.write_bytes(encode(pa.Table.from_pylist([one], schema=CELL_SCHEMA)))
+        found.append(read_cells(folder))
+    assert [reading.warnings for reading in found] == [()] * 3
+    assert found[0].frame.schema == TYPES
+    for reading in found:
+        assert reading.frame.height < 60
+        assert_frame_equal(reading.frame, found[0].frame)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_some_columns_are_those_of_the_whole(store: CellStore, sealed: bool) -> None:
+    rows = [row(minutes=2), failed(minutes=3), row("other", minutes=1, front_digest="f")]
+    path = store.write(rows, "u")
+    if not sealed:
+        _old(path, *rows)
+    names = ["end_cut", "agreement", "status"]
+    assert_frame_equal(store.scan(names).frame, store.scan().frame.select(sorted_(names)))
+    assert_frame_equal(store.read(columns=names), store.read().select(sorted_(names)))
+    assert store.of_unit("u", ["key"]).columns == ["key"]
+
+
+def sorted_(names: list[str]) -> list[str]:
+    return [name for name in COLUMNS if name in names]
+
+
+def test_rows_open_plainly_elsewhere(store: CellStore) -> None:
+    path = store.write([row(curve=[1.0, 2.0]), row("k2")], "u")
+    truth = store.read(columns=["key", "agreement", "curve", "finished_at"])
+    names = truth.columns
+    assert_frame_equal(pl.read_parquet(path).select(names), truth)
+    assert_frame_equal(pl.DataFrame(pl.from_arrow(pq.read_table(path))).select(names), truth)
+    asked = duckdb.sql(f"SELECT key, agreement, curve FROM '{path}' ORDER BY key").fetchall()
+    assert asked == truth.select("key", "agreement", "curve").sort("key").rows()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_file_of_an_older_release_is_read_with_nulls(store: CellStore, sealed: bool) -> None:
     store.folder.mkdir(parents=True)
     old = pa.table({"key": ["old"], "agreement": [70.0], "status": ["ok"]})
-    pq.write_table(_as_rows(old), store.folder / "u-1.parquet")
+    path = store.folder / "u-1.parquet"
+    pq.write_table(_as_rows(old), path)
+    if sealed:
+        path.write_bytes(encode(old))
     store.write([row("new")], "u")
     frame = store.read()
     assert set(frame["key"]) == {"old", "new"}
     assert frame.columns == CELL_SCHEMA.names
     assert frame.filter(key="old")["entropy"].to_list() == [None]
+    assert store.read(columns=["key", "entropy"])["entropy"].to_list() == [None, None]
 
 
 def test_a_later_release_is_never_set_aside(store: CellStore) -> None:
     store.folder.mkdir(parents=True)
     path = store.folder / "u-1.parquet"
     later = pa.table({"key": ["k"], "status": ["ok"], "novelty": [1]})
-    pq.write_table(_as_rows(later), path)
-    reading = store.scan()
-    assert reading.frame["key"].to_list() == ["k"]
-    assert "novelty" in reading.warnings[0]
-    pq.write_table(_as_rows(later, "cells/2"), path)
+    for content in (None, encode(later)):
+        pq.write_table(_as_rows(later), path)
+        if content is not None:
+            path.write_bytes(content)
+        reading = store.scan()
+        assert reading.frame["key"].to_list() == ["k"]
+        assert "novelty" in reading.warnings[0]
+    pq.write_table(_as_rows(later, "cells/3"), path)
     with pytest.raises(StorageError, match=r"u-1\.parquet.*Upgrade raystitch"):
         store.scan()
     assert path.exists()
