@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,16 +69,20 @@ def encode(table: pa.Table) -> bytes:
     assert table.num_rows, "no rows to write"
     assert not any(table.column(name).null_count for name in NEEDED), "a row without key or status"
     marked = table.replace_schema_metadata({FORMAT_KEY: FORMAT})
-    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    kinds = dict(zip(table.column_names, table.schema.types, strict=True))
+    texts = [name for name, kind in kinds.items() if pa.types.is_string(kind)]
+    options: dict[str, Any] = {  # of more types than the stubs know
+        "compression": {_leaf(name, kind): _compression(name) for name, kind in kinds.items()},
+        "use_dictionary": [name for name in texts if name not in _OWN],
+    }
     sink = pa.BufferOutputStream()
     pq.write_table(
         marked,
         sink,
         row_group_size=table.num_rows,
-        compression={_leaf(field): _compression(field.name) for field in table.schema},
-        use_dictionary=[name for name in texts if name not in _OWN],
         write_statistics=False,
         store_schema=False,
+        **options,
     )
     data = sink.getvalue().to_pybytes()
     end = _footer(data)
@@ -157,9 +162,9 @@ def _footer(data: bytes) -> int:
     return len(data) - _TAIL - int.from_bytes(data[-_TAIL:-4], "little")
 
 
-def _leaf(field: pa.Field) -> str:
+def _leaf(name: str, kind: pa.DataType) -> str:
     """The name of a column in Parquet, where a list's values are a column of their own."""
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+    return f"{name}.list.element" if pa.types.is_list(kind) else name
 
 
 def _compression(name: str) -> str:
