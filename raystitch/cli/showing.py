@@ -176,7 +176,7 @@ def statistics(
 
     fmt = sql_query.known_format(fmt)
     over_seeds.check_names(show, by, metric)
-    rows, places = planned_rows(run, open_storage(storage), say)
+    rows, places = planned_rows(run, open_storage(storage), say, over_seeds.columns(metric))
     found = over_seeds.statistics(rows.frame, places, show=show, by=by, metric=metric)
     warn([*rows.warnings, *found.warnings])
     frame = over_seeds.readable(found.frame) if fmt == "table" else found.frame

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import warnings
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -29,6 +31,10 @@ _THREADS = min(4, os.cpu_count() or 1)
 _Notes = list[str]
 
 
+class SetAsideWarning(UserWarning):
+    """A stored file could not be taken as rows; the message names it and where it is now."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """Rows as read, in the declared schema, and a sentence per file set aside.
@@ -38,6 +44,11 @@ class Reading:
 
     frame: pl.DataFrame
     warnings: tuple[str, ...]
+
+    def warn(self) -> None:
+        """The sentences as Python warnings, for who calls from a program of their own."""
+        for text in self.warnings:
+            warnings.warn(text, SetAsideWarning, stacklevel=3)
 
 
 def read_cells(
@@ -58,7 +69,7 @@ def read_cells(
     files = row_files(folder, pattern)
     batches = [files[n : n + _TOGETHER] for n in range(0, len(files), _TOGETHER)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(pool.map(lambda paths: _read_files(paths, read), batches))
+        parts = list(pool.map(partial(_read_files, columns=read), batches))
     frames = [pl.DataFrame(schema={name: TYPES[name] for name in read})]
     frames += [frame for found, _ in parts for frame in found]
     notes = [note for _, found in parts for note in found]

@@ -134,3 +134,9 @@ PLACE: tuple[str, ...] = (
     *("objective", "protocol", "seed"),
 )
 """Columns that say where a cell stands among the others of its sweep: the axes of a tensor."""
+
+OUTCOME: tuple[str, ...] = (
+    *("key", *PLACE, "front_cut_index", "end_cut_index"),
+    *("status", "error", *METRICS),
+)
+"""Columns that tensors and the summary are made of."""

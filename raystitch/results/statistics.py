@@ -16,7 +16,7 @@ import polars as pl
 from raystitch.errors import RaystitchError, choices
 from raystitch.results.bootstrap import interval
 from raystitch.results.layout import CUTS, GOOD, PAIR, laid_out
-from raystitch.results.schema import METRICS
+from raystitch.results.schema import METRICS, PLACE
 from raystitch.results.summary import NO_CONTROL, NOISE, REAL, differs_from_noise
 from raystitch.results.tensors import natural
 
@@ -28,6 +28,7 @@ CONTRASTS = (("standard", "invariance"), ("invariance", "noise"))
 SELF, FULL = "itself", "100"
 """Where a ceiling comes from: the end stitched to itself at that cut, or none is there."""
 
+_BEHIND = ("status", "agreement_sem", "agreement_low", "agreement_high")
 _SETTINGS = PAIR[2:]
 _PAIR = ("front", "end", "same_network", *_SETTINGS)
 _PLACE = (*_PAIR, *CUTS)
@@ -61,8 +62,7 @@ def statistics(
     Raises `RaystitchError` as `check_names` does, and where two rows claim one place.
     """
     check_names(show, by, metric)
-    behind = ("agreement_sem", "agreement_low", "agreement_high")
-    rows = laid_out(cells, planned, ("status", *dict.fromkeys((metric, *behind))))
+    rows = laid_out(cells, planned, tuple(dict.fromkeys((metric, *_BEHIND))))
     value = pl.when(GOOD).then(pl.col(metric).cast(pl.Float64).fill_nan(None))
     rows = rows.with_columns(
         *_labels(by), GOOD.alias("there"), value.alias("value"), metric=pl.lit(metric)
@@ -73,6 +73,11 @@ def statistics(
         found.drop("absent"),
         _warnings(few, found.height) if found.height else (f"no {show}: {TABLES[show].empty}.",),
     )
+
+
+def columns(metric: str = HEADLINE) -> tuple[str, ...]:
+    """The columns of a row that `statistics` looks at."""
+    return ("key", *PLACE, *CUTS, metric, *_BEHIND)
 
 
 def check_names(show: str, by: str, metric: str) -> None:

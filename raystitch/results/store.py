@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import secrets
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from raystitch.errors import StorageError
 from raystitch.files import write_bytes
-from raystitch.results.reading import Reading, latest_good, read_cells, row_files
+from raystitch.results.reading import Reading, SetAsideWarning, latest_good, read_cells, row_files
 from raystitch.results.row_files import encode
 from raystitch.results.schema import CELL_SCHEMA, COLUMNS, METRICS, PLACE, Column
 
@@ -39,10 +38,6 @@ __all__ = [
 ]
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=-]*")
-
-
-class SetAsideWarning(UserWarning):
-    """A stored file could not be taken as rows; the message names it and where it is now."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +136,7 @@ class CellStore:
         """
         wanted = [name for name in COLUMNS if columns is None or name in columns]
         reading = self.scan({*wanted, "key", "status", "finished_at"})
-        for text in reading.warnings:
-            warnings.warn(text, SetAsideWarning, stacklevel=2)
+        reading.warn()
         frame = latest_good(reading.frame, ["key"])
         kept = frame if keys is None else frame.filter(pl.col("key").is_in(list(keys)))
         return kept.select(wanted)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import polars as pl
 import yaml
@@ -14,16 +15,17 @@ import yaml
 from raystitch.cards import ModelCard
 from raystitch.errors import EngineError, RaystitchError
 from raystitch.files import write_text
+from raystitch.results.schema import OUTCOME
 from raystitch.results.summary import Summary, summarise
 from raystitch.results.tensors import write_tensors
 from raystitch.run import runners
 from raystitch.run.image_sets import missing_images
 from raystitch.run.iri_specs import iri_set_of, missing_shards, tested_sets_of
-from raystitch.run.planning import Context, Plan, make_plan
+from raystitch.run.planning import Context, Plan, Say, make_plan
 from raystitch.run.progress import Reporter, Stage
 from raystitch.run.runners import Start
 from raystitch.run.work import FailedRows, Left, ModelTask, Runner, UnitReport, UnitWork
-from raystitch.sweep.cells import Unit, units
+from raystitch.sweep.cells import units
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,20 @@ def run_sweep(
         finally:
             runner.close()
         plan = make_plan(context)
-    summary = write_results(plan)
+    summary = write_results(plan, reporter.say)
     return Outcome(plan, summary, time.monotonic() - began)
 
 
-def write_results(plan: Plan) -> Summary:
+def write_results(plan: Plan, say: Say) -> Summary:
     """Tensors and summary of the rows that count; files that would not change are not touched."""
     context = plan.context
-    rows = plan.rows
-    if len(rows):
-        write_tensors(rows, context.storage.tensors(context.sweep.name), plan.places)
-    return summarise(rows, plan.layout)
+    reading = plan.read(OUTCOME)
+    for warning in reading.warnings:
+        say(f"warning: {warning}")
+    if len(reading.frame):
+        folder = context.storage.tensors(context.sweep.name)
+        write_tensors(reading.frame, folder, plan.places)
+    return summarise(reading.frame, plan.layout)
 
 
 def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed: bool) -> None:
@@ -86,11 +91,12 @@ def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed
     there = [cell for cell in plan.pending if {cell.front_model, cell.end_model} <= set(made)]
     if left := len(plan.pending) - len(there):
         reporter.say(f"{left} cells stay pending: their networks cannot be used")
+    again = _failed_rows(plan) if retry_failed else {}
     work = [
         UnitWork(
             one,
             iri_set_of(one, context, made),
-            again=_failed_rows(plan, one) if retry_failed else frozenset(),
+            again=again.get(one.key, frozenset()),
             test_sets=tested_sets_of(one, context, made),
         )
         for one in units(there)
@@ -100,11 +106,13 @@ def _run_pending(plan: Plan, runner: Runner, reporter: Reporter, *, retry_failed
     _stitches(plan, _ready(work, failures), runner, reporter)
 
 
-def _failed_rows(plan: Plan, unit: Unit) -> FailedRows:
-    """Those of one unit: what travels to its worker."""
-    of_unit = (pl.col("status") == "failed") & (pl.col("unit") == unit.key)
-    rows = plan.stored.frame.filter(of_unit)
-    return frozenset(rows.select("key", "finished_at").iter_rows())
+def _failed_rows(plan: Plan) -> dict[str, FailedRows]:
+    """Those of each unit: what travels to its worker."""
+    failed = plan.stored.frame.filter(pl.col("status") == "failed")
+    found: dict[str, set[tuple[str, datetime]]] = {}
+    for unit, *row in failed.select("unit", "key", "finished_at").iter_rows():
+        found.setdefault(unit, set()).add(tuple(row))
+    return {unit: frozenset(rows) for unit, rows in found.items()}
 
 
 def _images(plan: Plan, runner: Runner, reporter: Reporter) -> None:
@@ -305,8 +313,3 @@ def _standing(plan: Plan) -> str:
         f"{plan.context.sweep.name}: {len(plan.cells)} cells, {counted['done']} done, "
         f"{counted['failed']} failed, {counted['pending']} pending in {len(plan.units)} units"
     )
-
-
-def failed_cells(plan: Plan) -> pl.DataFrame:
-    """The rows of cells that failed."""
-    return plan.rows.filter(pl.col("status") == "failed")

@@ -5,7 +5,7 @@ Loads torch only where a network's card is not stored yet, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -19,7 +19,9 @@ from raystitch.cards import ModelCard, NetworkCard
 from raystitch.data.sources import SourceFacts
 from raystitch.errors import Fault, RaystitchError, StorageError
 from raystitch.files import write_text
-from raystitch.results.store import CellStore, Reading, Storage
+from raystitch.results.reading import MEASURED, TYPES, Reading
+from raystitch.results.schema import COLUMNS
+from raystitch.results.store import CellStore, Storage
 from raystitch.run.fitting import AllImages, attack_faults, fit
 from raystitch.run.image_sets import Images
 from raystitch.sweep.cells import Cell, Status, Unit, units
@@ -27,12 +29,15 @@ from raystitch.sweep.keys import Identity, content_key
 from raystitch.sweep.limits import limited
 from raystitch.sweep.plan import expand, identities
 from raystitch.sweep.read import card_faults, read_sweep, require
-from raystitch.sweep.resume import pending, subtract
+from raystitch.sweep.resume import SUBTRACTED, pending, subtract
 from raystitch.sweep.shortages import Shortage, shortages
 from raystitch.sweep.spec import Sweep
 
 CARD_VERSION = 3
 """Part of a stored card's key: raised when cards of the same network come out otherwise."""
+
+STANDING = (*SUBTRACTED, "unit", "finished_at")
+"""What a plan must know of a stored row."""
 
 Say = Callable[[str], None]
 
@@ -59,6 +64,10 @@ class Context:
     @property
     def data_identity(self) -> Mapping[str, Any]:
         return self.images.of_sweep.identity
+
+    def rows(self) -> CellStore:
+        """The rows of the sweep."""
+        return CellStore(self.storage, self.sweep.name)
 
     def images_of(self, model: str) -> Images:
         """The images that a network is trained on, and its card's accuracies measured on."""
@@ -90,7 +99,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of a sweep and how each stands with what is stored."""
+    """The cells of a sweep and how each stands with what is stored.
+
+    stored: the columns `STANDING` of all stored rows, of earlier plans too.
+    """
 
     context: Context
     cells: list[Cell]
@@ -108,53 +120,71 @@ class Plan:
 
     @cached_property
     def rows(self) -> pl.DataFrame:
+        """All columns of the rows that count; warns of files set aside. See `read`."""
+        reading = self.read()
+        reading.warn()
+        return reading.frame
+
+    def read(self, columns: Collection[str] | None = None) -> Reading:
         """The stored rows that count: those of done and finally failed cells of this plan.
 
         They stand under this plan's names: an entry may have been renamed since a row was stored.
+        columns: these alone; read from the store at this moment.
         """
-        counted = [
-            (cell.key, self.digests[cell.front_model], self.digests[cell.end_model])
-            for cell, status in zip(self.cells, self.statuses, strict=True)
-            if status != "pending"
-        ]
-        names = ("key", "front_digest", "end_digest")
-        wanted = pl.DataFrame(counted, schema=dict.fromkeys(names, pl.String), orient="row")
-        stored = self.stored.frame
-        places = self.places.cast({name: stored.schema[name] for name in self.places.columns})
-        counting = stored.join(wanted, on=list(names), how="semi")
-        renamed = counting.drop(name for name in places.columns if name != "key")
-        return renamed.join(places, on="key", how="left", maintain_order="left").select(
-            stored.columns
+        wanted = [name for name in COLUMNS if columns is None or name in columns]
+        reading = self.context.rows().scan({*wanted, *MEASURED})
+        named = [name for name in self.places.columns if name in wanted and name != "key"]
+        counting = self.places.filter(pl.Series(self.statuses, dtype=pl.String) != "pending")
+        counting = counting.select(
+            "key",
+            *(pl.col(name).cast(TYPES[name]) for name in named),
+            front_wanted=_looked_up("front_model", self.digests),
+            end_wanted=_looked_up("end_model", self.digests),
         )
+        rows = reading.frame.drop(named).join(counting, on="key", maintain_order="left")
+        same = [pl.col(f"{side}_digest") == pl.col(f"{side}_wanted") for side in ("front", "end")]
+        return Reading(rows.filter(same).select(wanted), reading.warnings)
 
     @cached_property
     def places(self) -> pl.DataFrame:
         """Where each planned cell stands among the others, each once: the axes of tensors."""
-        return self._places([(cell, cell.variant) for cell in self.cells])
+        return self._places(self.cells, [cell.variant for cell in self.cells])
 
     @cached_property
     def layout(self) -> pl.DataFrame:
         """The same with a cell under every variant that shares it: what is compared is together."""
+        variants = self.context.sweep.variants
+        if not variants:
+            return self.places
         named = [(cell, variant) for cell in self.cells for variant in (cell.variant, *cell.also)]
-        order = {name: place for place, name in enumerate((None, *self.context.sweep.variants))}
-        return self._places(sorted(named, key=lambda one: order[one[1]]))
+        order = {name: place for place, name in enumerate((None, *variants))}
+        named.sort(key=lambda one: order[one[1]])
+        return self._places([cell for cell, _ in named], [variant for _, variant in named])
 
-    def _places(self, named: Sequence[tuple[Cell, str | None]]) -> pl.DataFrame:
+    def _places(self, cells: Sequence[Cell], variants: Sequence[str | None]) -> pl.DataFrame:
         sweep = self.context.sweep
-        same = {"data": sweep.data.source, "preset": sweep.preset}
         budgets = {name: sweep.varied(name).budget for name in (None, *sweep.variants)}
-        names = (
-            *("key", "front_model", "end_model", "front_cut", "end_cut", "front_cut_index"),
-            *("end_cut_index", "stitch_marker", "test_marker", "control"),
-            *("objective", "protocol", "seed"),
-        )
-        columns = {name: [getattr(cell, name) for cell, _ in named] for name in names}
-        columns["variant"] = [variant for _, variant in named]
-        columns["budget"] = [budgets[variant] for _, variant in named]
+        columns = {name: [getattr(cell, name) for cell in cells] for name in _PLACED}
         optional = ("stitch_marker", "test_marker", "control", "variant")
         text: dict[str, Any] = dict.fromkeys(optional, pl.String)
-        frame = pl.DataFrame(columns, schema_overrides=text)
-        return frame.with_columns(**{name: pl.lit(value) for name, value in same.items()})
+        frame = pl.DataFrame({**columns, "variant": variants}, schema_overrides=text)
+        return frame.with_columns(
+            budget=pl.col("variant").replace_strict(budgets, return_dtype=pl.Int64),
+            data=pl.lit(sweep.data.source),
+            preset=pl.lit(sweep.preset),
+        )
+
+
+_PLACED = (
+    *("key", "front_model", "end_model", "front_cut", "end_cut", "front_cut_index"),
+    *("end_cut_index", "stitch_marker", "test_marker", "control"),
+    *("objective", "protocol", "seed"),
+)
+"""What of a cell says where it stands, its variant aside."""
+
+
+def _looked_up(column: str, values: Mapping[str, str | None]) -> pl.Expr:
+    return pl.col(column).replace_strict(values, return_dtype=pl.String)
 
 
 def load_sweep(
@@ -207,7 +237,7 @@ def _failing(short: Sequence[Shortage]) -> str:
 def make_plan(context: Context, *, retry_failed: bool = False) -> Plan:
     """All cells of the sweep, less those that are stored."""
     cells = expand(context.sweep, context.cards, context.data_identity, networks=context.networks)
-    stored = CellStore(context.storage, context.sweep.name).scan()
+    stored = context.rows().scan(STANDING)
     digests = context.digests()
     statuses = subtract(cells, stored.frame, digests, retry_failed=retry_failed)
     return Plan(context, cells, stored, digests, statuses)

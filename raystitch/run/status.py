@@ -7,7 +7,7 @@ file may have changed or be gone.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from raystitch.run.planning import Context, Plan, Say, load_sweep, make_plan
 from raystitch.sweep.cells import Cell, Status, counts
 from raystitch.sweep.estimate import Cost, estimate, total
 from raystitch.sweep.keys import iri_keys
-from raystitch.sweep.resume import why
+from raystitch.sweep.resume import EXPLAINED, why
 
 NAMED = 3
 """Cells that one reason names before it only counts them."""
@@ -95,17 +95,20 @@ def rows_of(run: str, storage: Storage, *, every: bool, say: Say) -> Reading:
     return read_cells(found[0].cells(found[1]) if found else find_cells(run, storage))
 
 
-def planned_rows(run: str, storage: Storage, say: Say) -> tuple[Reading, pl.DataFrame | None]:
+def planned_rows(
+    run: str, storage: Storage, say: Say, columns: Collection[str] | None = None
+) -> tuple[Reading, pl.DataFrame | None]:
     """The rows of a sweep's current plan, and how it lays them out; None where there is no plan.
 
-    run: as for `rows_of`.
+    run: as for `rows_of`. columns: these alone, where there is a plan; else all.
     """
     found = _sweep_of(run, storage)
     if found is None:
         say(f"{run} belongs to no stored sweep: every row in it is taken")
         return read_cells(find_cells(run, storage)), None
     plan = stored_plan(found[1], found[0], say)
-    return Reading(plan.rows, plan.stored.warnings), plan.layout
+    reading = plan.read(columns)
+    return Reading(reading.frame, (*plan.stored.warnings, *reading.warnings)), plan.layout
 
 
 def reasons(plan: Plan) -> list[tuple[str, list[Cell]]]:
@@ -114,7 +117,7 @@ def reasons(plan: Plan) -> list[tuple[str, list[Cell]]]:
         cell for cell, status in zip(plan.cells, plan.statuses, strict=True) if status != "done"
     ]
     groups: dict[str, list[Cell]] = {}
-    found = why(open_cells, plan.stored.frame, plan.digests)
+    found = why(open_cells, plan.context.rows().scan(EXPLAINED).frame, plan.digests)
     for cell, reason in zip(open_cells, found, strict=True):
         groups.setdefault(reason, []).append(cell)
     return sorted(groups.items(), key=lambda group: -len(group[1]))
@@ -152,7 +155,7 @@ def standing_lines(found: Standing) -> Iterator[str]:
         f"  IRIs: {sum(found.iri_sets.values())} shards stored, in {begun} of "
         f"{len(found.iri_sets)} sets"
     )
-    failed = found.plan.rows.filter(pl.col("status") == "failed")
+    failed = found.plan.read(("status", "error")).frame.filter(pl.col("status") == "failed")
     for reason, count in failed["error"].value_counts(sort=True).iter_rows():
         yield f"  {count} failed: {reason}"
 

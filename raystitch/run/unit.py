@@ -21,7 +21,7 @@ from raystitch.run.workshop import Workshop
 from raystitch.stitching.fit import UnitFit
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell
-from raystitch.sweep.resume import pending, subtract
+from raystitch.sweep.resume import SUBTRACTED, pending, subtract
 
 States = Mapping[str, CellState]
 
@@ -84,7 +84,7 @@ class _UnitRun:
             for cell in cells
             for model in (cell.front_model, cell.end_model)
         }
-        stored = self.store.of_unit(self.unit.key)
+        stored = self.store.of_unit(self.unit.key, (*SUBTRACTED, "finished_at"))
         if self.work.again:
             rows = zip(stored["key"], stored["finished_at"], strict=True)
             stored = stored.filter(pl.Series([row not in self.work.again for row in rows]))

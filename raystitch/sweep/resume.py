@@ -20,6 +20,12 @@ Digests = Mapping[str, str | None]
 _SAME = ("front_model", "front_cut", "end_model", "end_cut", "objective", "protocol", "seed")
 """What the nearest stored cell has in common with a pending one."""
 
+SUBTRACTED = ("key", "front_digest", "end_digest", "status")
+"""The columns that `subtract` looks at."""
+
+EXPLAINED = ("key", "status", "error", "settings", "front_digest", "end_digest", *_SAME)
+"""The columns that `why` looks at."""
+
 _ABSENT = object()
 
 
@@ -28,13 +34,13 @@ def subtract(
 ) -> list[Status]:
     """The status of each cell, in their order.
 
-    stored: rows with the columns key, status (``ok`` or ``failed``), front_digest, end_digest, in
-    any order, several under one key too. A row counts only while its digests are those of the
+    stored: rows with the columns `SUBTRACTED`, status ``ok`` or ``failed``, in any order, several
+    under one key too. A row counts only while its digests are those of the
     artifacts: a network that is not stored, or was trained anew, makes its cells pending. One good
     row is enough; a failure is final unless ``retry_failed``.
     """
     rows: dict[tuple[str, str, str], bool] = {}
-    columns = stored.select("key", "front_digest", "end_digest", "status")
+    columns = stored.select(SUBTRACTED)
     for key, front, end, status in columns.iter_rows():
         place = (key, front, end)
         rows[place] = rows.get(place, False) or status == "ok"
@@ -61,8 +67,7 @@ def pending(cells: Sequence[Cell], statuses: Sequence[Status]) -> list[Cell]:
 def why(cells: Iterable[Cell], stored: pl.DataFrame, digests: Digests) -> list[str]:
     """Why each of these cells is not done, in a few words, in their order.
 
-    stored: rows with the columns key, status, error, settings (canonical JSON), front_digest,
-    end_digest, front_model, front_cut, end_model, end_cut, objective, protocol, seed.
+    stored: rows with the columns `EXPLAINED`, settings as canonical JSON.
     ``failed: REASON``; which network changed; which settings differ from the nearest stored cell
     of the same place (``training.lr: 0.01 -> 0.02``); or ``never ran``.
     """
