@@ -6,6 +6,7 @@ its own folder, flushed to disk, then renamed over its final name.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import secrets
@@ -18,15 +19,18 @@ TEMPORARY = ".tmp-"
 
 
 @contextmanager
-def atomic_path(path: Path) -> Generator[Path]:
+def atomic_path(path: Path, *, unless_same: bool = False) -> Generator[Path]:
     """Yield a temporary path beside ``path``; on success it is fsynced and renamed to ``path``.
 
-    On an error the temporary file is removed and ``path`` is as it was.
+    On an error the temporary file is removed and ``path`` is as it was. So it is with
+    ``unless_same`` where it holds the same bytes already.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(6)}-{path.name}")
     try:
         yield temporary
+        if unless_same and path.is_file() and filecmp.cmp(temporary, path, shallow=False):
+            return
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import overhead
+from benchmarks import overhead, plan, query
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
@@ -20,6 +20,8 @@ def main() -> None:
 
 
 app.command("overhead")(overhead.main)
+app.command("plan")(plan.main)
+app.command("query")(query.main)
 
 if __name__ == "__main__":
     app()

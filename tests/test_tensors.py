@@ -143,6 +143,46 @@ def test_a_tensor_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         dense(frame(cell("a")))
 
 
+def test_tensors_too_large_are_not_written_which_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = frame(cell("a", agreement=1.0))
+    assert write_tensors(cells, tmp_path) == ()
+    assert (tmp_path / "dense.npz").exists()
+    more = frame(cell("a", agreement=1.0), cell("b", seed=1, agreement=2.0))
+    monkeypatch.setattr("raystitch.results.tensors.LARGEST", len(METRICS))
+    (sentence,) = write_tensors(more, tmp_path)
+    assert sentence.startswith(f"{tmp_path / 'dense.npz'} is not written: a dense tensor of ")
+    assert [path.name for path in tmp_path.iterdir()] == ["long.parquet"], "no tensor of before"
+    assert pl.read_parquet(tmp_path / "long.parquet")["value"].to_list() == [1.0, 2.0]
+
+
+def test_the_long_table_is_in_the_order_of_places_then_metrics() -> None:
+    """As Polars itself sorts: texts as texts, no marker first."""
+    rng = np.random.default_rng(0)
+    rows = [
+        cell(
+            str(number),
+            front_model=f"clean-{rng.integers(12)}",
+            test_marker=[None, "s-2", "a"][rng.integers(3)],
+            variant=[None, "z"][rng.integers(2)],
+            seed=number,
+            agreement=float(rng.normal()),
+            entropy=[None, float("nan"), 1.0][rng.integers(3)],
+        )
+        for number in range(60)
+    ]
+    cells = frame(*rows)
+    for chosen in (METRICS, ("entropy", "agreement")):
+        wanted = (
+            cells.sort(PLACE)
+            .with_columns(pl.col(chosen).cast(pl.Float64))
+            .unpivot(chosen, index=["key", *PLACE], variable_name="metric", value_name="value")
+            .filter(pl.col("value").is_not_null() & pl.col("value").is_not_nan())
+        )
+        assert long(cells, chosen).select(wanted.columns).equals(wanted)
+
+
 def test_a_mean_says_over_how_many() -> None:
     values = np.array([[1.0, 3.0], [5.0, np.nan], [np.nan, np.nan]])
     tensor = Tensor(
@@ -187,7 +227,8 @@ def test_the_long_frame_has_each_value_once() -> None:
 
 def test_files_open_plainly_and_hold_the_same(tmp_path: Path) -> None:
     cells = frame(cell("a", agreement=1.0), cell("b", seed=1, agreement=2.0, stitch_marker="s-2"))
-    tensor = write_tensors(cells, tmp_path / "tensors")
+    assert write_tensors(cells, tmp_path / "tensors") == ()
+    tensor = dense(cells)
     with np.load(tmp_path / "tensors" / "dense.npz", allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored["values"], tensor.values)
         assert stored["axes"].tolist() == [*PLACE, "metric"]

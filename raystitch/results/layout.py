@@ -30,15 +30,23 @@ def laid_out(
     Raises `RaystitchError` where two cells share a place.
     """
     place = ["key", *PLACE, "front_cut_index", "end_cut_index"]
-    plan = _by_pair(cells).select(place) if planned is None else planned.select(place)
+    if planned is None:
+        check_places(cells)
+        return _by_pair(cells).select(*place, *columns)
+    plan = planned.select(place)
     check_places(cells.join(plan, on="key", how="semi"))
     outcome = cells.select("key", *columns)
     return plan.join(outcome, on="key", how="left", maintain_order="left")
 
 
 def _by_pair(cells: pl.DataFrame) -> pl.DataFrame:
+    """The rows with pairs in natural order."""
     pairs = cells.select(PAIR).unique().rows()
-    key = {pair: [natural("" if v is None else str(v)) for v in pair] for pair in pairs}
-    rank = {pair: place for place, pair in enumerate(sorted(pairs, key=lambda pair: key[pair]))}
-    places = pl.Series("_rank", [rank[row] for row in cells.select(PAIR).rows()], dtype=pl.Int64)
-    return cells.with_columns(places).sort("_rank", "key").drop("_rank")
+    ordered = sorted(pairs, key=lambda pair: [natural("" if v is None else str(v)) for v in pair])
+    types = {name: cells.schema[name] for name in PAIR}
+    ranked = pl.DataFrame(ordered, schema=types, orient="row").with_row_index("_rank")
+    ranks = cells.select(PAIR).join(
+        ranked, on=PAIR, how="left", nulls_equal=True, maintain_order="left"
+    )
+    order = pl.DataFrame([ranks["_rank"], cells["key"]]).select(pl.arg_sort_by("_rank", "key"))
+    return cells[order.to_series()]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from raystitch.errors import StorageError
 from raystitch.files import write_bytes
-from raystitch.results.reading import Reading, SetAsideWarning, latest_good, read_cells, row_files
+from raystitch.results.reading import Reading, SetAsideWarning, read_cells, row_files
 from raystitch.results.row_files import encode
 from raystitch.results.schema import CELL_SCHEMA, COLUMNS, METRICS, PLACE, Column
 
@@ -134,12 +134,12 @@ class CellStore:
         A reader of a sweep passes the keys of its current plan, so that an earlier trial run with
         fewer images never mixes in.
         """
-        wanted = [name for name in COLUMNS if columns is None or name in columns]
-        reading = self.scan({*wanted, "key", "status", "finished_at"})
+        wanted = columns if columns is None else {*columns, "key"}
+        reading = read_cells(self.folder, columns=wanted, by=["key"])
         reading.warn()
-        frame = latest_good(reading.frame, ["key"])
+        frame = reading.frame
         kept = frame if keys is None else frame.filter(pl.col("key").is_in(list(keys)))
-        return kept.select(wanted)
+        return kept if columns is None else kept.select(n for n in kept.columns if n in columns)
 
     def of_unit(self, unit: str, columns: Collection[str] | None = None) -> pl.DataFrame:
         """The rows that were stored for one unit, without reading any other's."""

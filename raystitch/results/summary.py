@@ -77,17 +77,19 @@ def summarise(cells: pl.DataFrame, planned: pl.DataFrame | None = None) -> Summa
     good = GOOD & pl.col("agreement").is_not_null()
     objectives = ordered(merged["objective"], OBJECTIVES)
     protocols = ordered(merged["protocol"], PROTOCOLS)
+    there = set(merged.select("objective", "protocol").unique().rows())
     pairings = [
         (objective, protocol)
         for objective in objectives
         for protocol in protocols
-        if merged.filter(objective=objective, protocol=protocol).height
+        if (objective, protocol) in there
     ]
     frame = _in_order(_wide(merged, good, pairings), objectives)
-    cell = merged.unique("key", keep="first", maintain_order=True)
-    failed = cell.filter(pl.col("status").eq_missing("failed"))
-    missing = cell.filter(~good).height
-    return Summary(frame, objectives, protocols, cell.height, missing, failed)
+    # A cell that variants share stands under each of them, and is one.
+    failed = merged.filter(pl.col("status").eq_missing("failed"))
+    failed = failed.unique("key", keep="first", maintain_order=True)
+    missing = merged.filter(~good)["key"].n_unique()
+    return Summary(frame, objectives, protocols, merged["key"].n_unique(), missing, failed)
 
 
 def render(summary: Summary) -> Rendered:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raystitch.errors import RaystitchError, StorageError, choices
@@ -36,6 +37,10 @@ _KNOWN: dict[str, tuple[str, ...]] = {"objective": OBJECTIVES, "protocol": PROTO
 _CUT_INDEX = {"front_cut": "front_cut_index", "end_cut": "end_cut_index"}
 
 Label = str | int
+
+
+class TooLargeError(RaystitchError):
+    """A dense tensor would take too much memory."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,12 @@ class Tensor:
     def save(self, path: Path) -> None:
         """Write an ``.npz``: ``values``, ``counts``, ``axes`` (names), ``axis_<name>`` (labels).
 
-        It holds no pickled objects: ``np.load(path, allow_pickle=False)`` opens it.
+        It holds no pickled objects: ``np.load(path, allow_pickle=False)`` opens it. A file that
+        would come out the same is left as it is.
         """
         labels = {f"axis_{name}": np.array(labels) for name, labels in self.axes.items()}
         arrays = {"values": self.values, "counts": self.counts, "axes": np.array([*self.axes], str)}
-        with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        with atomic_path(path, unless_same=True) as temporary, temporary.open("wb") as handle:
             np.savez_compressed(handle, allow_pickle=False, **arrays, **labels)
 
     @classmethod
@@ -130,14 +136,36 @@ class Tensor:
         return labels.index(label)
 
 
-def long(cells: pl.DataFrame) -> pl.DataFrame:
+def long(cells: pl.DataFrame, metrics: Sequence[str] = METRICS) -> pl.DataFrame:
     """One row per cell and metric that has a value: key, place, cut indices, metric, value."""
+    return pl.concat(_long_parts(cells, metrics))
+
+
+def _long_parts(cells: pl.DataFrame, metrics: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """The long table metric by metric, of which each has all cells at most."""
     check_places(cells)
-    by = ["key", *PLACE, *_CUT_INDEX.values()]
-    metrics = [pl.col(name).cast(pl.Float64) for name in METRICS]
-    frame = cells.filter(pl.col("status") == "ok").sort(*PLACE).select(*by, *metrics)
-    melted = frame.unpivot(METRICS, index=by, variable_name="metric", value_name="value")
-    return melted.filter(pl.col("value").is_not_null() & pl.col("value").is_not_nan())
+    good = cells.filter(pl.col("status") == "ok")
+    ordered_cells = good[_order(good)]
+    for metric in metrics:
+        yield ordered_cells.select(
+            *("key", *PLACE, *_CUT_INDEX.values()),
+            metric=pl.lit(metric),
+            value=pl.col(metric).cast(pl.Float64).fill_nan(None),
+        ).filter(pl.col("value").is_not_null())
+
+
+def _order(cells: pl.DataFrame) -> pl.Series:
+    """The rows' numbers in the order of their places; texts as their numbers sort at half price."""
+    varying = [name for name in PLACE if cells[name].n_unique() > 1]
+    if not varying:
+        return pl.Series(range(cells.height), dtype=pl.UInt32)
+    texts = {
+        name: pl.Enum(cells[name].drop_nulls().unique().sort())
+        for name in varying
+        if cells.schema[name] == pl.String
+    }
+    by = [pl.col(name).cast(texts.get(name, cells.schema[name])) for name in varying]
+    return cells.select(pl.arg_sort_by(by)).to_series()
 
 
 def dense(
@@ -149,7 +177,8 @@ def dense(
 
     Cuts stand in data order, models in natural order. A failed cell has its place and no value, and
     so have the cells of ``planned`` (a frame with the columns of a place and the cut indices) that
-    are not stored. `RaystitchError` where two cells share a place or the array would be too large.
+    are not stored. `RaystitchError` where two cells share a place, `TooLargeError` where the array
+    would have more than `LARGEST` values.
     """
     check_places(cells)
     columns = [*PLACE, *_CUT_INDEX.values()]
@@ -161,9 +190,10 @@ def dense(
     axes["metric"] = tuple(metrics)
     shape = tuple(len(labels) for labels in axes.values())
     if np.prod(shape, dtype=float) > LARGEST:
-        raise RaystitchError(
+        raise TooLargeError(
             f"a dense tensor of {' x '.join(map(str, shape))} values ({', '.join(axes)}) is too "
-            "large; take fewer models, cuts or metrics, or use the long table, which has all."
+            "large; take fewer models, cuts or metrics (`dense(rows, metrics=[...])`), or use the "
+            "long table, which has all."
         )
     values = np.full(shape, np.nan)
     good = cells.filter(pl.col("status") == "ok")
@@ -172,19 +202,33 @@ def dense(
     return Tensor(values, (~np.isnan(values)).astype(np.int32), axes)
 
 
-def write_tensors(cells: pl.DataFrame, folder: Path, planned: pl.DataFrame | None = None) -> Tensor:
-    """Write ``long.parquet`` and ``dense.npz`` into ``folder``; the dense tensor.
+def write_tensors(
+    cells: pl.DataFrame, folder: Path, planned: pl.DataFrame | None = None
+) -> tuple[str, ...]:
+    """Write ``long.parquet`` and ``dense.npz`` into ``folder``; a sentence for what is not written.
 
-    A file that would come out the same is left as it is.
+    A file that would come out the same is left as it is. Where the dense tensor of all metrics is
+    too large there is none, and an earlier one is removed.
     """
-    frame, path = long(cells), folder / "long.parquet"
-    if not _holds(path, frame):
-        with atomic_path(path) as temporary:
-            frame.write_parquet(temporary)
-    tensor, path = dense(cells, planned), folder / "dense.npz"
-    if not _holds(path, tensor):
-        tensor.save(path)
-    return tensor
+    _write_long(_long_parts(cells, METRICS), folder / "long.parquet")
+    path = folder / "dense.npz"
+    try:
+        dense(cells, planned).save(path)
+    except TooLargeError as error:
+        path.unlink(missing_ok=True)
+        return (f"{path} is not written: {error}",)
+    return ()
+
+
+def _write_long(parts: Iterator[pl.DataFrame], path: Path) -> None:
+    """Write the parts of a long table, a row group each: the whole may not fit in memory."""
+    with atomic_path(path, unless_same=True) as temporary:
+        first = next(parts).to_arrow()
+        with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
+            writer.write_table(first)
+            for part in parts:
+                if part.height:
+                    writer.write_table(part.to_arrow())
 
 
 def check_places(cells: pl.DataFrame) -> None:
@@ -216,9 +260,9 @@ def natural(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(piece)) if piece.isdigit() else (1, piece) for piece in pieces]
 
 
-def ordered(values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+def ordered(values: pl.Series, known: Sequence[str]) -> tuple[str, ...]:
     """Each value once: those known in their known order, then the others by name."""
-    present = set(values)
+    present = set(values.unique())
     return (*(v for v in known if v in present), *sorted(present - set(known)))
 
 
@@ -229,15 +273,17 @@ def _labels(spread: pl.DataFrame, name: str) -> tuple[Label, ...]:
         first = pl.DataFrame([column, index]).group_by(name).agg(pl.col("index").min())
         return tuple(first.sort("index", name)[name])
     if name in _INTEGER:
-        return tuple(sorted(set(column)))
+        return tuple(column.unique().sort())
     if name in _KNOWN:
         return ordered(column, _KNOWN[name])
-    return tuple(sorted(set(column), key=lambda text: (text != NO_LABEL, natural(str(text)))))
+    return tuple(sorted(column.unique(), key=lambda text: (text != NO_LABEL, natural(str(text)))))
 
 
 def _positions(cells: pl.DataFrame, name: str, labels: Sequence[Label]) -> NDArray[np.intp]:
-    place = {label: position for position, label in enumerate(labels)}
-    return np.array([place[label] for label in _filled(cells, name)], dtype=np.intp)
+    column = _filled(cells, name)
+    if len(labels) <= 1:
+        return np.zeros(len(column), dtype=np.intp)
+    return column.replace_strict(labels, range(len(labels)), return_dtype=pl.Int64).to_numpy()
 
 
 def _filled(cells: pl.DataFrame, name: str) -> pl.Series:
@@ -258,15 +304,3 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
         return {name: value}
     inner = [_flat(v, f"{name}.{k}" if name else str(k)) for k, v in value.items()]
     return {key: v for part in inner for key, v in part.items()}
-
-
-def _holds(path: Path, content: pl.DataFrame | Tensor) -> bool:
-    """Whether ``path`` already holds this content."""
-    try:
-        if isinstance(content, pl.DataFrame):
-            return pl.read_parquet(path).equals(content)
-        stored = Tensor.load(path)
-    except (OSError, StorageError, pl.exceptions.PolarsError):
-        return False
-    same = np.array_equal(stored.values, content.values, equal_nan=True)
-    return same and stored.axes == content.axes

@@ -78,7 +78,8 @@ def write_results(plan: Plan, say: Say) -> Summary:
         say(f"warning: {warning}")
     if len(reading.frame):
         folder = context.storage.tensors(context.sweep.name)
-        write_tensors(reading.frame, folder, plan.places)
+        for sentence in write_tensors(reading.frame, folder, plan.places):
+            say(sentence)
     return summarise(reading.frame, plan.layout)
 
 
