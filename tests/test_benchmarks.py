@@ -1,4 +1,4 @@
-"""The benchmarks of scripts/bench.py at small sizes: their JSON has its fields, results are right."""
+"""The benchmarks of scripts/bench.py at small sizes: the fields of their JSON, their results."""
 
 from __future__ import annotations
 
