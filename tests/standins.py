@@ -34,13 +34,16 @@ def cifar10(folder: Path, per_batch: int = 40, test: int = 100) -> Path:
 def imagenet(folder: Path) -> Path:
     """`train/` and `val/`, a folder per WordNet id, JPEG files of unequal sizes.
 
-    Of the ten classes of LS-ImageNet-10 enough for a batch of 128, of the others two and one.
+    Of the ten classes of LS-ImageNet-10 enough for a batch of 128, of ImageNet-100 enough for least
+    squares at a vector of 768 channels, of the others two. Two of each to test on.
     """
     ten = yaml.safe_load((ROOT / "sweeps/ls_imagenet10.yaml").read_text())["data"]["classes"]
     home = folder / "imagenet"
     rng = np.random.default_rng(0)
-    for wordnet_id in wordnet_ids():
-        for split, count in (("train", 14 if wordnet_id in ten else 2), ("val", 2)):
+    hundred = wordnet_ids("imagenet100.txt")
+    for wordnet_id in [*hundred, *wordnet_ids("imagenet_b100.txt")]:
+        train = 14 if wordnet_id in ten else 8 if wordnet_id in hundred else 2
+        for split, count in (("train", train), ("val", 2)):
             place = home / split / wordnet_id
             place.mkdir(parents=True)
             for n in range(count):
@@ -50,10 +53,9 @@ def imagenet(folder: Path) -> Path:
     return home
 
 
-def wordnet_ids() -> list[str]:
-    """Those of ImageNet-100 and of the 100 further classes."""
-    lists = ("imagenet100.txt", "imagenet_b100.txt")
-    return [name for file in lists for name in (ROOT / "sweeps/classes" / file).read_text().split()]
+def wordnet_ids(file: str) -> list[str]:
+    """The classes of a list: those of ImageNet-100, or the 100 further ones."""
+    return (ROOT / "sweeps/classes" / file).read_text().split()
 
 
 def sweep_file(name: str, datasets: Path, folder: Path) -> Path:
