@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from math import isqrt, prod
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,16 @@ class NetworkCard:
 
     def cut(self, name: str) -> CutCard:
         """The cut of that name or alias; `RaystitchError` names the nearest ones."""
-        for cut in self.cuts:
-            if name == cut.name:
-                return cut
-        for cut in self.cuts:
-            if name in cut.aliases:
-                return cut
+        if name in self._by_name:
+            return self._by_name[name]
         raise RaystitchError(f"{self.arch} has no such cut: {choices(name, self._all_names())}.")
+
+    @cached_property
+    def _by_name(self) -> dict[str, CutCard]:
+        """Cuts by name, and by alias where no other cut has that name; the first one counts."""
+        aliases = ((alias, cut) for cut in self.cuts for alias in cut.aliases)
+        named = [*((cut.name, cut) for cut in self.cuts), *aliases]
+        return dict(reversed(named))
 
     def select(self, wanted: str | Sequence[str]) -> tuple[CutCard, ...]:
         """Cuts by set name, cut name, alias, glob, or a list of these; in data order, each once.

@@ -190,10 +190,11 @@ def dense(
     axes["metric"] = tuple(metrics)
     shape = tuple(len(labels) for labels in axes.values())
     if np.prod(shape, dtype=float) > LARGEST:
+        long_axes = {name: len(labels) for name, labels in axes.items() if len(labels) > 1}
         raise TooLargeError(
-            f"a dense tensor of {' x '.join(map(str, shape))} values ({', '.join(axes)}) is too "
-            "large; take fewer models, cuts or metrics (`dense(rows, metrics=[...])`), or use the "
-            "long table, which has all."
+            f"a dense tensor of {' x '.join(map(str, long_axes.values()))} values "
+            f"({', '.join(long_axes)}) is too large; take fewer models, cuts or metrics "
+            "(`dense(rows, metrics=[...])`), or use the long table, which has all."
         )
     values = np.full(shape, np.nan)
     good = cells.filter(pl.col("status") == "ok")

@@ -132,8 +132,8 @@ class Plan:
         columns: these alone; read from the store at this moment.
         """
         wanted = [name for name in COLUMNS if columns is None or name in columns]
-        reading = self.context.rows().scan({*wanted, *MEASURED})
         named = [name for name in self.places.columns if name in wanted and name != "key"]
+        reading = self.context.rows().scan({*wanted, *MEASURED}.difference(named))
         counting = self.places.filter(pl.Series(self.statuses, dtype=pl.String) != "pending")
         counting = counting.select(
             "key",
@@ -141,7 +141,7 @@ class Plan:
             front_wanted=_looked_up("front_model", self.digests),
             end_wanted=_looked_up("end_model", self.digests),
         )
-        rows = reading.frame.drop(named).join(counting, on="key", maintain_order="left")
+        rows = reading.frame.join(counting, on="key", maintain_order="left")
         same = [pl.col(f"{side}_digest") == pl.col(f"{side}_wanted") for side in ("front", "end")]
         return Reading(rows.filter(same).select(wanted), reading.warnings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from raystitch.names import Control, Objective, Protocol
 
@@ -13,8 +13,7 @@ Status = Literal["done", "failed", "pending"]
 STATUSES: tuple[Status, ...] = ("done", "failed", "pending")
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One stitch to train and score: (front, front cut, end, end cut, objective, protocol, seed).
 
     key: hash of ``settings``; unit: key of the unit it is computed in. Models are named ENTRY-SEED,
@@ -25,6 +24,8 @@ class Cell:
     shared: the settings but for objective, protocol, seed and fula cuts; one dict for many cells,
     so never to be changed.
     also: further variants that leave the cell as it is, and so share it.
+
+    A named tuple, for a sweep may have a million: it is made in half the time of a dataclass.
     """
 
     key: str

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from raystitch.names import IRI_PROTOCOLS, Protocol
@@ -58,6 +58,15 @@ def content_key(value: Any) -> str:
 def key_of_text(text: str) -> str:
     """`content_key` of what is canonical already."""
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:KEY_LENGTH]
+
+
+def keys_of_texts(before: str, middles: Iterable[str], after: str) -> Iterator[str]:
+    """`key_of_text` of canonical texts that differ in one place: their beginning is hashed once."""
+    start, end = hashlib.sha256(before.encode("ascii")), after.encode("ascii")
+    for middle in middles:
+        found = start.copy()
+        found.update(middle.encode("ascii") + end)
+        yield found.hexdigest()[:KEY_LENGTH]
 
 
 def dump(settings: Settings) -> Identity:
