@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import overhead, plan, query
+from benchmarks import overhead, plan, query, stitch
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
@@ -19,6 +19,7 @@ def main() -> None:
     """Each benchmark prints a table."""
 
 
+app.command("stitch")(stitch.main)
 app.command("overhead")(overhead.main)
 app.command("plan")(plan.main)
 app.command("query")(query.main)

@@ -273,6 +273,13 @@ def test_the_papers_cuts_of_cifars_resnet18() -> None:
     assert [cut.shape for cut in paper] == [shapes[0], *(s for s in shapes for _ in range(2))]
 
 
+def test_a_narrower_resnet18_has_the_same_cuts() -> None:
+    narrow = describe("raystitch/resnet18_cifar", {"width": 16}, 10, (3, 32, 32))
+    wide = describe("raystitch/resnet18_cifar", {}, 10, (3, 32, 32))
+    assert [cut.name for cut in narrow.cuts] == [cut.name for cut in wide.cuts]
+    assert [4 * cut.channels for cut in narrow.cuts] == [cut.channels for cut in wide.cuts]
+
+
 def test_the_papers_cuts_of_vit_tiny_and_vit_base() -> None:
     """ViT-Base's are every other block; narrow here, for its names do not hang on its width."""
     tiny = describe("timm/vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4}, 10, (3, 32, 32))

@@ -112,6 +112,8 @@ def test_the_network_owns_its_normaliser():
         ("tim/resnet18", {}, "did you mean 'timm'"),
         ("resnet18", {}, "FAMILY/NAME"),
         ("raystitch/cnn5", {"width": 3}, "takes no kwargs, not width"),
+        ("raystitch/resnet18_cifar", {"wide": 3}, "takes only width, not wide"),
+        ("raystitch/resnet18_cifar", {"width": 0.5}, "whole numbers from 1, not width=0.5"),
         ("timm/resnet10t", {"num_classes": 3}, "may not hold num_classes"),
         ("timm/resnet10t", {"checkpoint_path": "x.pth"}, "may not hold checkpoint_path"),
         ("timm/resnet10t", {"widht": 3}, "widht"),

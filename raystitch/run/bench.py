@@ -30,7 +30,7 @@ from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell
 from raystitch.sweep.keys import canonical
 from raystitch.zoo.augment import training_images
-from raystitch.zoo.cuts import Front, Tail
+from raystitch.zoo.cuts import CutNetwork, Front, Tail
 from raystitch.zoo.modes import private_copy
 
 Row = dict[str, Any]
@@ -50,9 +50,10 @@ def failed_rows(cells: Sequence[Cell], reason: str, workshop: Workshop) -> list[
 
 @dataclass(frozen=True)
 class Epoch:
-    """A fit after one of its epochs, and the rows of the cells that ended in it."""
+    """A fit after one of its epochs, the cells that ended in it, and the row of each."""
 
     fit: UnitFit
+    ended: list[Finished]
     rows: list[Row]
 
 
@@ -65,7 +66,7 @@ class Bench:
         self.sweep = workshop.context.sweep.varied(unit.variant)
         self.training = self.sweep.training_under(unit.protocol)
         self.rule = PROTOCOLS[unit.protocol]
-        self.front = workshop.cut_network(unit.front_model)
+        self.front = self._network(unit.front_model)
         self.front_cut = workshop.context.card_of(unit.front_model).cut(unit.front_cut)
         self.real = workshop.stitch_images(unit.stitch_marker)
         self.figures: Row = {}
@@ -107,12 +108,13 @@ class Bench:
                 cell, jobs[cell.key].tail, found
             )
 
-        def rows(ended: Iterator[Finished]) -> list[Row]:
-            return [row(found) for found in ended]
+        def epoch(outcomes: Iterator[Finished]) -> Epoch:
+            both = [(found, row(found)) for found in outcomes]
+            return Epoch(fit, [found for found, _ in both], [row for _, row in both])
 
-        yield Epoch(fit, rows(fit.start()))
+        yield epoch(fit.start())
         while fit.live:
-            yield Epoch(fit, rows(fit.epoch()))
+            yield epoch(fit.epoch())
 
     def _shared(
         self,
@@ -164,6 +166,9 @@ class Bench:
         }
         return shard.images
 
+    def _network(self, model: str) -> CutNetwork:
+        return self.workshop.lean_network(model, self.training.bn)
+
     def _private(self, half: Half) -> Half:
         """The half itself, or a copy of it where training could move it."""
         training = self.training
@@ -200,8 +205,8 @@ class Bench:
     def _end_side(
         self, model: str, cells: Sequence[Cell], test: LabelledImages, budget: ByteBudget
     ) -> Side:
-        network = observed(self.workshop.cut_network(model), _taps(model, cells))
-        plain = observed(self.workshop.cut_network(model), ())
+        network = observed(self._network(model), _taps(model, cells))
+        plain = observed(self._network(model), ())
         device = self.workshop.device
         return Side(
             answers(network, self.inputs["end"].images, device, budget),
@@ -214,7 +219,7 @@ class Bench:
         ends: dict[str, LiveHalf] = {}
         for model in dict.fromkeys(cell.end_model for cell in cells):
             taps = _taps(model, cells)
-            observer = self._private(self.workshop.cut_network(model).observer(taps))
+            observer = self._private(self._network(model).observer(taps))
             ends[model] = LiveHalf(observer, answering(observer, taps))
         front_images = self._views("front")
         same = self.inputs["front"] is self.inputs["end"]
@@ -262,7 +267,7 @@ class Bench:
         )
 
     def _cell_job(self, cell: Cell) -> CellJob:
-        network = self.workshop.cut_network(cell.end_model)
+        network = self._network(cell.end_model)
         return CellJob(
             cell.key,
             cell.objective,
@@ -278,7 +283,7 @@ class Bench:
 
     def _without_stitch(self, model: str, iris: LabelledImages) -> float:
         """Agreement of a network on IRIs with itself on their images, in percent."""
-        network = observed(self.workshop.cut_network(model), ())
+        network = observed(self._network(model), ())
         # Agreement asks for no labels, and a front may know other classes than these images'.
         device, labels = self.workshop.device, torch.zeros(len(iris), dtype=torch.int64)
         on_iris = answers(network, iris.images, device, ByteBudget(0))

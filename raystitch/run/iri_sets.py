@@ -20,7 +20,7 @@ def build_shard(spec: IriShardSpec, workshop: Workshop) -> float:
     Raises `CellError` where an image's activation is zero.
     """
     iri_set, iris = spec.iri_set, spec.iri_set.iris
-    network = workshop.twin if iri_set.twin else workshop.cut_network
+    network = workshop.twin if iri_set.twin else workshop.lean_network
     front = network(iri_set.front_model).front(iri_set.cut)
     images_of = workshop.test_images if iri_set.of_test else workshop.stitch_images
     images = images_of(iri_set.marker)

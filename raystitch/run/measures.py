@@ -125,7 +125,7 @@ class Measures:
         return Recomputed(self.shared.half, images.images, self.workshop.device)
 
     def _end_on(self, model: str, images: LabelledImages) -> Answers:
-        network = observed(self.workshop.cut_network(model), ())
+        network = observed(self.workshop.lean_network(model), ())
         return Recomputed(network, images.images, self.workshop.device)
 
     def _test_iris(self, shard: Shard, cell: Cell, stitched: Stitched) -> Row:
@@ -148,7 +148,7 @@ class Measures:
             self.shared.half,
             self.shared.unit.front_cut,
             stitched,
-            observed(self.workshop.cut_network(cell.end_model), ()),
+            observed(self.workshop.lean_network(cell.end_model), ()),
             self.shared.evaluation.robust,
             self.workshop.device,
         )
@@ -182,7 +182,7 @@ class Measures:
 
     def _gram(self, model: str, cut: str, images: LabelledImages) -> Tensor:
         """Gram matrix of a network's activations at a cut."""
-        network = self.workshop.cut_network(model).front(cut)
+        network = self.workshop.lean_network(model).front(cut)
         chunks = np.array_split(images.images, range(COMPUTE_BATCH, len(images), COMPUTE_BATCH))
         with torch.no_grad():
             parts = [network(to_unit(chunk, self.workshop.device)) for chunk in chunks]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from raystitch.cards import ModelCard
+from raystitch.compute import Compute
 from raystitch.data import sources
 from raystitch.data.catalogue import Catalogue, Split
 from raystitch.data.images import LabelledImages
@@ -43,6 +45,7 @@ class Workshop:
         self.cards: dict[str, ModelCard] = {}
         self.network = lru_cache(KEPT_NETWORKS)(self._network)
         self.cut_network = lru_cache(KEPT_NETWORKS)(self._cut_network)
+        self.lean_network = lru_cache(2 * KEPT_NETWORKS)(self._lean_network)
         self.twin = lru_cache(1)(self._twin)
         self.stitch_images = lru_cache(2)(self._stitch_images)
         self.test_images = lru_cache(3)(self._test_images)
@@ -144,6 +147,17 @@ class Workshop:
     def _cut_network(self, model: str) -> CutNetwork:
         return CutNetwork(self.network(model))
 
+    def _lean_network(self, model: str, bn: Literal["eval", "batch"] = "eval") -> CutNetwork:
+        """The network whose halves compute as the sweep's settings say.
+
+        bn: `batch` where its BatchNorm is to take batch statistics, and so cannot be folded.
+        """
+        return self.cut_network(model).under(self._compute(bn))
+
+    def _compute(self, bn: Literal["eval", "batch"]) -> Compute:
+        compute = self.context.sweep.compute
+        return compute if bn == "eval" else compute.model_copy(update={"fold_bn": False})
+
     def _twin(self, model: str) -> CutNetwork:
         """The untrained network of the same architecture (`foreign` IRIs)."""
         context = self.context
@@ -157,7 +171,7 @@ class Workshop:
             mean=entry.mean,
             std=entry.std,
         )
-        return CutNetwork(freeze(network.to(self.device)))
+        return CutNetwork(freeze(network.to(self.device))).under(context.sweep.compute)
 
     def _stitch_images(self, marker: str | None) -> LabelledImages:
         """The real images that stitches train on, with the marker of that name or model."""

@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from raystitch.compute import Compute
 from raystitch.names import IRI_PROTOCOLS, Protocol
 from raystitch.seeds import derive
 from raystitch.settings import Marker, Recipe, Settings, Training
@@ -105,6 +106,12 @@ def dump_marker(marker: Marker | None) -> Identity | None:
     return None if marker is None else dump(marker)
 
 
+def compute_part(compute: Compute) -> Identity:
+    """The part ``compute`` of an identity; nothing where all of it is at its default."""
+    found = dump(compute)
+    return {"compute": found} if found else {}
+
+
 def network_identity(
     entry: ZooEntry, seed: int, data: Mapping[str, Any], weights_digest: str | None = None
 ) -> Identity:
@@ -169,6 +176,7 @@ def iri_identity(settings: Mapping[str, Any]) -> Identity | None:
         "front": front,
         "cut": settings["front_cut"],
         **same,
+        **_computed(settings),
     }
 
 
@@ -184,7 +192,13 @@ def tested_iri_identity(settings: Mapping[str, Any]) -> Identity | None:
         "front": front,
         "cut": settings["front_cut"],
         **same,
+        **_computed(settings),
     }
+
+
+def _computed(settings: Mapping[str, Any]) -> Identity:
+    """How the front of IRIs computes: a cell's part less what IRIs have no use for."""
+    return compute_part(Compute.model_validate(settings.get("compute", {})).of_iris())
 
 
 def iri_keys(cells: Iterable[Cell]) -> list[str]:

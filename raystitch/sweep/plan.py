@@ -24,6 +24,7 @@ from raystitch.sweep.keys import (
     KEY_VERSION,
     Identity,
     canonical,
+    compute_part,
     content_key,
     dump,
     dump_marker,
@@ -139,6 +140,7 @@ class _Expansion:
             "version": KEY_VERSION,
             "data": dict(data_identity),
             **budget,
+            **compute_part(sweep.compute),
         }
         self.common_texts = _texts(self.common)
         self.of_protocol = {protocol: self._of(protocol) for protocol in sweep.protocols}

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from raystitch.compute import Compute
 from raystitch.evaluation import Evaluation
 from raystitch.forms import LIST, MAPPING, TEXT, forms
 from raystitch.names import (
@@ -157,6 +158,9 @@ class Sweep(Settings):
     )
     evaluation: Evaluation = Field(
         default=Evaluation(), description="What is measured beside agreement: docs/measures.md."
+    )
+    compute: Compute = Field(
+        default=Compute(), description="How frozen networks compute: docs/performance.md."
     )
     variants: dict[SafeName, Variant] = Field(
         default_factory=dict[SafeName, Variant],

@@ -10,6 +10,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, cast
 
 from torch import nn
@@ -57,18 +58,40 @@ def cnn5(classes: int, channels: int) -> nn.Module:
     return nn.Sequential(OrderedDict(parts))
 
 
-def resnet18_cifar(classes: int, channels: int) -> nn.Module:
-    """ResNet-18 for images of 32 × 32: a 3×3 stem of stride 1 and no max-pool (He et al. 2016)."""
-    from torchvision.models import resnet18
+def resnet18_cifar(classes: int, channels: int, width: int = 64) -> nn.Module:
+    """ResNet-18 for images of 32 × 32: a 3×3 stem of stride 1 and no max-pool (He et al. 2016).
 
-    net = resnet18(num_classes=classes)
-    net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    width: of the first stage, doubled in each of the three after it.
+    """
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    class Narrow(ResNet):
+        def __init__(self) -> None:
+            super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=classes)
+            if width != 64:
+                self.inplanes, self.bn1 = width, nn.BatchNorm2d(width)
+                for stage in range(4):
+                    blocks = self._make_layer(BasicBlock, width << stage, 2, 1 + (stage > 0))
+                    setattr(self, f"layer{stage + 1}", _initialised(blocks))
+                self.fc = nn.Linear(8 * width, classes)
+
+    net = Narrow()
+    net.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    _initialised(net.conv1)
     net.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
     return net
 
 
-OWN: dict[str, Callable[[int, int], nn.Module]] = {"cnn5": cnn5, "resnet18_cifar": resnet18_cifar}
+def _initialised(part: nn.Module) -> nn.Module:
+    """The part with its convolutions drawn as torchvision draws those of a ResNet."""
+    for module in part.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return part
+
+
+OWN: dict[str, Callable[..., nn.Module]] = {"cnn5": cnn5, "resnet18_cifar": resnet18_cifar}
+"""Each takes classes and channels, and keyword arguments of its own."""
 
 
 def make(
@@ -98,13 +121,18 @@ def _own(
 ) -> Built:
     if name not in OWN:
         raise RaystitchError(f"raystitch has no such architecture: {choices(name, OWN)}.")
-    if kwargs:
-        raise RaystitchError(f"raystitch/{name} takes no kwargs, not {', '.join(sorted(kwargs))}.")
+    taken = list(signature(OWN[name]).parameters)[2:]
+    if unknown := sorted(set(kwargs) - set(taken)):
+        told = f"only {', '.join(taken)}" if taken else "no kwargs"
+        raise RaystitchError(f"raystitch/{name} takes {told}, not {', '.join(unknown)}.")
+    if wrong := [key for key, value in kwargs.items() if type(value) is not int or value < 1]:
+        given = ", ".join(f"{key}={kwargs[key]!r}" for key in wrong)
+        raise RaystitchError(f"raystitch/{name} takes whole numbers from 1, not {given}.")
     if pretrained:
         raise RaystitchError(
             f"there are no pretrained weights of raystitch/{name}: leave out `pretrained`."
         )
-    return Built(OWN[name](classes, channels))
+    return Built(OWN[name](classes, channels, **kwargs))
 
 
 def _torchvision(

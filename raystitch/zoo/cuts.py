@@ -7,6 +7,7 @@ a network to its device and load its weights first. Image size and evaluation mo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from raystitch.cards import CutCard, NetworkCard
+from raystitch.compute import Compute
 from raystitch.errors import RaystitchError
 from raystitch.zoo.graph import DataFlow, data_flow
+from raystitch.zoo.lean import Leaner
 from raystitch.zoo.models import Network, build, evaluating
 from raystitch.zoo.modes import fixed_bn, fixed_dropout
 from raystitch.zoo.naming import IDLE, Place, find_places
@@ -28,7 +31,7 @@ class Front(nn.Module):
     Holds the normaliser, and of the network's weights only those it needs.
     """
 
-    def __init__(self, normaliser: nn.Module, half: fx.GraphModule) -> None:
+    def __init__(self, normaliser: nn.Module, half: nn.Module) -> None:
         super().__init__()
         self.normaliser = normaliser
         self.graph = half
@@ -43,7 +46,7 @@ class Tail(nn.Module):
     An observer is a tail that begins at the images, normaliser included.
     """
 
-    def __init__(self, half: fx.GraphModule, normaliser: nn.Module | None = None) -> None:
+    def __init__(self, half: nn.Module, normaliser: nn.Module | None = None) -> None:
         super().__init__()
         self.normaliser = normaliser if normaliser is not None else nn.Identity()
         self.graph = half
@@ -75,13 +78,20 @@ class CutNetwork:
         self._normaliser = own_structure(network.normaliser).eval()
         places, notes = find_places(self._flow, network.arch)
         self._places = {place.name: place for place in places}
+        self._lean = Leaner(Compute())
         self.card = _card(network, self._flow, places, notes)
         self._check_trace()
+
+    def under(self, compute: Compute) -> CutNetwork:
+        """The same network whose halves compute as these settings say: not bit for bit as it."""
+        lean = copy.copy(self)
+        lean._lean = Leaner(compute)
+        return lean
 
     def front(self, cut: str) -> Front:
         """Everything up to and with ``cut``."""
         half = self._flow.half(self._flow.images, [self._place(cut).node])
-        return Front(self._normaliser, half)
+        return Front(self._normaliser, self._lean(half))
 
     def tail(self, cut: str, taps: Sequence[str] = ()) -> Tail:
         """Everything after ``cut``; ``taps`` are cuts at or after it that `observe` returns.
@@ -112,8 +122,9 @@ class CutNetwork:
                 f"up to {_difference(whole, halves):.3g}. Do not use this cut; report the network."
             )
 
-    def _half_to_logits(self, start: fx.Node, taps: Sequence[str]) -> fx.GraphModule:
-        return self._flow.half(start, [self._flow.logits, *(self._place(t).node for t in taps)])
+    def _half_to_logits(self, start: fx.Node, taps: Sequence[str]) -> nn.Module:
+        outputs = [self._flow.logits, *(self._place(tap).node for tap in taps)]
+        return self._lean(self._flow.half(start, outputs))
 
     def _place(self, cut: str) -> Place:
         return self._places[self.card.cut(cut).name]

@@ -1,0 +1,113 @@
+"""The work that benchmarks of training share: a narrow ResNet-18 on the digits at 32 × 32."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+
+from raystitch.data import sources
+from raystitch.data.catalogue import Split
+from raystitch.results.store import Storage
+from raystitch.run.local import LocalRunner
+from raystitch.run.pipeline import run_sweep
+from raystitch.run.planning import Context, Say, load_sweep
+from raystitch.run.progress import Reporter
+from raystitch.run.work import Left, OnReport, UnitWork
+from raystitch.run.workshop import Workshop
+from raystitch.settings import Data
+
+CUTS = {1: "relu", 3: "layer1.1", 5: "layer2.1", 7: "layer3.1", 9: "layer4.1"}
+"""Those of the paper, by their number."""
+
+IRIS = {"rule": "sign", "lr": 1 / 255, "steps": 20, "tolerance": 0.0}
+
+LEAN = {"layout": "channels_last", "fold_bn": True}
+
+
+def digits_at_32(folder: Path) -> Path:
+    """The embedded digits, each pixel four times, as an ``.npz`` data set."""
+    arrays: dict[str, Any] = {}
+    splits: tuple[Split, ...] = ("train", "test")
+    for split in splits:
+        found = sources.load(Data(), split)
+        larger = np.kron(found.images, np.ones((1, 1, 2, 2), np.uint8))
+        arrays[f"{split}_images"] = larger.transpose(0, 2, 3, 1)
+        arrays[f"{split}_labels"] = found.labels
+    path = folder / "digits32.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def sweep_file(folder: Path, name: str, width: int, threads: int, **changes: Any) -> Path:
+    """Two seeds of a ResNet-18 of that width, briefly trained, the second stitched to the first."""
+    values = {
+        "name": name,
+        "data": {"source": "npz", "path": str(digits_at_32(folder)), "train": 256, "test": 256},
+        "zoo": {
+            "net": {
+                "arch": "raystitch/resnet18_cifar",
+                "kwargs": {"width": width},
+                "seeds": [0, 1],
+                "epochs": 4,
+                "batch": 64,
+                "lr": 0.05,
+            }
+        },
+        "pairs": [{"front": "net-1", "end": "net-0"}],
+        "cuts": list(CUTS.values()),
+        "fula_cuts": "paper",
+        "objectives": ["hlm", "slm", "dm", "fula"],
+        "protocols": ["standard", "invariance"],
+        "training": {"schedule": "step", "epochs": 5, "batch": 64, "init_count": 256},
+        "iris": IRIS,
+        "compute": LEAN,
+        "execution": {"threads": threads, "device": "cpu"},
+        **changes,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+class _Prepares(LocalRunner):
+    """Makes all that stitches need, and hands them over instead of training them."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.work: list[UnitWork] = []
+
+    def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
+        self.work = list(work)
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep whose images, networks and IRIs are there, and none of whose stitches is trained."""
+
+    context: Context
+    workshop: Workshop
+    work: list[UnitWork]
+
+
+def prepare(file: Path, root: Path) -> Prepared:
+    """Make all that the stitches of a sweep need, untimed; networks are loaded and cut already."""
+    runners: list[_Prepares] = []
+
+    def start(context: Context, say: Say) -> _Prepares:
+        runners.append(_Prepares(context))
+        return runners[0]
+
+    context = load_sweep(file, Storage(root), say=lambda text: None)
+    run_sweep(context, Reporter(Console(file=io.StringIO())), start=start)
+    workshop = runners[0].workshop
+    for model in context.networks:
+        workshop.cut_network(model)
+    return Prepared(context, workshop, runners[0].work)
