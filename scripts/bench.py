@@ -7,6 +7,11 @@ docs/performance.md says what each command measures and how to read it.
 
 from __future__ import annotations
 
+import os
+
+# Before torch is loaded: spinning threads would take the core of whoever works.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import typer
 
 from benchmarks import overhead, plan, query, stitch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,14 @@ class LabelledImages:
         """(channels, height, width) of one image."""
         _, channels, height, width = self.images.shape
         return channels, height, width
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the pixels and their shape; labels are no part of it."""
+        shape = repr(self.images.shape).encode()
+        total = hashlib.sha256(shape)
+        total.update(np.ascontiguousarray(self.images).data)
+        return total.hexdigest()
 
     def select(self, positions: NDArray[Any] | slice) -> LabelledImages:
         """The images at ``positions`` (integers, a mask or a slice), in that order."""

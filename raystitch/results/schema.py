@@ -95,6 +95,7 @@ _FIGURES = _typed(
         "iri_failed_share": "Share of IRIs not closer than that neighbour, in percent.",
         "iri_fidelity": "Agreement of f on IRIs with f on their images (no stitch), in percent.",
         "backward": "Agreement of g on IRIs with g on their images (no stitch), in percent.",
+        "keep_error": "Largest relative error of activations kept in less than float32.",
         "loss_init": "The objective on held-out inputs of the cell before any step.",
         "loss": "The objective on held-out inputs of the cell at the end.",
     },

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raystitch import __version__
 from raystitch.data.images import LabelledImages
 from raystitch.names import Augment
-from raystitch.run.activations import ByteBudget, Network, answering, answers, observed
+from raystitch.run.activations import LOGITS, Frozen, Network, Recomputed, answering
 from raystitch.run.iri_sets import read_set, set_figures
 from raystitch.run.iri_specs import IriSetSpec
 from raystitch.run.measures import Measures, Shared
+from raystitch.run.rows import Row, identity_columns, outcome_columns
 from raystitch.run.work import UnitWork
 from raystitch.run.workshop import Workshop
 from raystitch.stitching.controls import ClassNoise
@@ -28,24 +28,13 @@ from raystitch.stitching.objectives import Answer
 from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell
-from raystitch.sweep.keys import canonical
 from raystitch.zoo.augment import training_images
-from raystitch.zoo.cuts import CutNetwork, Front, Tail
+from raystitch.zoo.cuts import Front, Tail
 from raystitch.zoo.modes import private_copy
 
-Row = dict[str, Any]
 Half = TypeVar("Half", Front, Tail)
 
 SIDES = ("front", "end")
-
-
-def failed_rows(cells: Sequence[Cell], reason: str, workshop: Workshop) -> list[Row]:
-    """A failed row for every one of these cells."""
-    outcomes = [Finished(cell.key, None, 0, 0, 0.0, "failed", error=reason) for cell in cells]
-    return [
-        {**_identity(cell, workshop), **_outcome(found)}
-        for cell, found in zip(cells, outcomes, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,8 @@ class Bench:
         self.sweep = workshop.context.sweep.varied(unit.variant)
         self.training = self.sweep.training_under(unit.protocol)
         self.rule = PROTOCOLS[unit.protocol]
-        self.front = self._network(unit.front_model)
+        self.sets = workshop.activations
+        self.front = workshop.frozen(unit.front_model, self.training.bn)
         self.front_cut = workshop.context.card_of(unit.front_model).cut(unit.front_cut)
         self.real = workshop.stitch_images(unit.stitch_marker)
         self.figures: Row = {}
@@ -79,15 +69,13 @@ class Bench:
         states: by key, of all of them or of none. Yields after the start and after every epoch.
         """
         (test_marker,) = {cell.test_marker for cell in cells}
-        budget = ByteBudget(self.sweep.execution.activation_bytes)
+        self.sets.begin()
         test = self.workshop.test_images(test_marker)
-        whole = answers(
-            observed(self.front, (self.front_cut.name,)), test.images, self.workshop.device, budget
-        )
-        half = self._private(self.front.front(self.front_cut.name))
-        front = self._front_side(half, test, whole, budget)
+        whole = self.sets(self.front, (self.front_cut.name, LOGITS), test, shared=True)
+        half = self._private(self.front.network.front(self.front_cut.name))
+        front = self._front_side(half, test, whole)
         ends = {cell.end_model: cell for cell in cells}
-        sides = {model: self._end_side(model, cells, test, budget) for model in ends}
+        sides = {model: self._end_side(model, cells, test) for model in ends}
         test_labels = torch.from_numpy(test.labels)
         live = self._live(half, cells) if self.training.live else None
         unit_job = self._job(front, sides, test_labels, live)
@@ -96,9 +84,14 @@ class Bench:
         shared = {
             "accuracy_front": self._accuracy_front(whole, test_labels),
             "test_images": len(test),
+            "iri_fidelity": self._without_stitch(self.front, front.own, self.inputs["front"]),
+            "keep_error": self.sets.error if self.sets.compute.keep != "float32" else None,
             **self.figures,
         }
-        backward = {model: self._backward(model) for model in ends}
+        backward = {
+            model: self._without_stitch(self._frozen(model), side.own, self.inputs["end"])
+            for model, side in sides.items()
+        }
         by_key = {cell.key: cell for cell in cells}
         measures = Measures(self._shared(test_marker, test, half, whole, sides), self.workshop)
 
@@ -160,41 +153,48 @@ class Bench:
         shard = read_set(iri_set, self.workshop.context)
         assert np.array_equal(shard.images.index, self.real.index)
         assert np.array_equal(shard.images.labels, self.real.labels)
-        self.figures = {
-            **set_figures(shard),
-            "iri_fidelity": self._without_stitch(self.unit.front_model, shard.images),
-        }
+        self.figures = set_figures(shard)
         return shard.images
 
-    def _network(self, model: str) -> CutNetwork:
-        return self.workshop.lean_network(model, self.training.bn)
+    def _frozen(self, model: str) -> Frozen:
+        return self.workshop.frozen(model, self.training.bn)
 
     def _private(self, half: Half) -> Half:
         """The half itself, or a copy of it where training could move it."""
         training = self.training
         return private_copy(half) if training.bn == "batch" or training.dropout else half
 
-    def _front_side(
-        self, half: Front, test: LabelledImages, whole: Answers, budget: ByteBudget
-    ) -> Side:
+    def _front_side(self, half: Front, test: LabelledImages, whole: Answers) -> Side:
         """whole: what the whole front answers on the test images, its cut among it."""
-        device, own = self.workshop.device, self.inputs["front"]
+        device, own, cut = self.workshop.device, self.inputs["front"], self.front_cut
         if self.unit.control is not None:
-            seed, cut = self.unit.seed, self.front_cut
+            seed = self.unit.seed
             stands_in = ClassNoise(cut, own.labels, own.index, seed, "own", device)
             return Side(
                 stands_in,
                 ClassNoise(cut, test.labels, test.index, seed, "test", device),
                 stands_in if self._real_start() else None,
             )
-        answer = self._activation(half)
-        drifts = self.training.bn == "batch"
-        budget = ByteBudget(0) if drifts else budget
+        if self.training.bn == "batch":  # it drifts, and so nothing of it can be kept
+            answer = self._activation(half)
+            sets = (own, test, *([self.real] if self._real_start() else []))
+            return Side(*(Recomputed(answer, images.images, device) for images in sets))
         return Side(
-            answers(answer, own.images, device, budget),
-            answers(answer, test.images, device, budget) if drifts else whole,
-            answers(answer, self.real.images, device, budget) if self._real_start() else None,
+            self._own_answers(self.front, (cut.name,), own),
+            whole,
+            self._on_real(self.front, (cut.name,)) if self._real_start() else None,
         )
+
+    def _own_answers(
+        self, network: Frozen, places: tuple[str, ...], images: LabelledImages
+    ) -> Answers:
+        """On a side's inputs: real images are other units' too, IRIs are asked for logits later."""
+        real = images is self.real
+        along = (LOGITS,) if self.figures and not real else ()
+        return self.sets(network, places, images, shared=real, along=along)
+
+    def _on_real(self, network: Frozen, places: tuple[str, ...]) -> Answers:
+        return self.sets(network, places, self.real, shared=True)
 
     def _activation(self, half: Front) -> Network:
         return lambda images: Answer({self.front_cut.name: half(images)})
@@ -202,16 +202,12 @@ class Bench:
     def _real_start(self) -> bool:
         return self.training.init_images == "real"
 
-    def _end_side(
-        self, model: str, cells: Sequence[Cell], test: LabelledImages, budget: ByteBudget
-    ) -> Side:
-        network = observed(self._network(model), _taps(model, cells))
-        plain = observed(self._network(model), ())
-        device = self.workshop.device
+    def _end_side(self, model: str, cells: Sequence[Cell], test: LabelledImages) -> Side:
+        network, places = self._frozen(model), (*_taps(model, cells), LOGITS)
         return Side(
-            answers(network, self.inputs["end"].images, device, budget),
-            answers(plain, test.images, device, budget),
-            answers(network, self.real.images, device, budget) if self._real_start() else None,
+            self._own_answers(network, places, self.inputs["end"]),
+            self.sets(network, (LOGITS,), test, shared=True),
+            self._on_real(network, places) if self._real_start() else None,
         )
 
     def _live(self, half: Front, cells: Sequence[Cell]) -> Live:
@@ -219,7 +215,7 @@ class Bench:
         ends: dict[str, LiveHalf] = {}
         for model in dict.fromkeys(cell.end_model for cell in cells):
             taps = _taps(model, cells)
-            observer = self._private(self._network(model).observer(taps))
+            observer = self._private(self._frozen(model).network.observer(taps))
             ends[model] = LiveHalf(observer, answering(observer, taps))
         front_images = self._views("front")
         same = self.inputs["front"] is self.inputs["end"]
@@ -267,7 +263,7 @@ class Bench:
         )
 
     def _cell_job(self, cell: Cell) -> CellJob:
-        network = self._network(cell.end_model)
+        network = self._frozen(cell.end_model).network
         return CellJob(
             cell.key,
             cell.objective,
@@ -277,28 +273,29 @@ class Bench:
             self._private(network.tail(cell.end_cut, cell.fula_cuts)),
         )
 
-    def _backward(self, model: str) -> float | None:
-        """Agreement of g(x′) with g(x): does the end share the front's invariances?"""
-        return self._without_stitch(model, self.own) if self.figures else None
+    def _without_stitch(self, network: Frozen, own: Answers, given: LabelledImages) -> float | None:
+        """Agreement of a network on IRIs with itself on their images, in percent.
 
-    def _without_stitch(self, model: str, iris: LabelledImages) -> float:
-        """Agreement of a network on IRIs with itself on their images, in percent."""
-        network = observed(self._network(model), ())
+        Of the front it says how near the IRIs are, of an end whether it shares the invariances.
+        own: what it answers on the inputs ``given``; None where the protocol has no IRIs.
+        """
+        if not self.figures:
+            return None
+        at_hand = given is self.own and own(torch.arange(1)).logits is not None
+        on_iris = own if at_hand else self.sets(network, (LOGITS,), self.own, shared=False)
         # Agreement asks for no labels, and a front may know other classes than these images'.
-        device, labels = self.workshop.device, torch.zeros(len(iris), dtype=torch.int64)
-        on_iris = answers(network, iris.images, device, ByteBudget(0))
-        on_images = answers(network, self.real.images, device, ByteBudget(0))
-        return answer_scores(on_iris, on_images, labels)["agreement"]
+        labels = torch.zeros(len(self.own), dtype=torch.int64)
+        return answer_scores(on_iris, self._on_real(network, (LOGITS,)), labels)["agreement"]
 
     def _row(
         self, cell: Cell, found: Finished, shared: Row, backward: Mapping[str, float | None]
     ) -> Row:
         return {
-            **_identity(cell, self.workshop),
+            **identity_columns(cell, self.workshop),
             **shared,
             "stitch_images": len(self.own),
             "backward": backward[cell.end_model],
-            **_outcome(found),
+            **outcome_columns(found),
         }
 
 
@@ -306,43 +303,3 @@ def _taps(model: str, cells: Sequence[Cell]) -> tuple[str, ...]:
     """The cuts that the cells of one end compare."""
     of_end = [cell for cell in cells if cell.end_model == model]
     return tuple(dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts)))
-
-
-def _identity(cell: Cell, workshop: Workshop) -> Row:
-    """A row's columns that say which cell it is and what ran it."""
-    sweep = workshop.context.sweep.varied(cell.variant)
-    names = (
-        *("key", "unit", "front_model", "front_cut", "front_cut_index", "end_model", "end_cut"),
-        *("end_cut_index", "objective", "protocol", "seed", "stitch_marker", "test_marker"),
-        *("control", "variant"),
-    )
-    return {
-        **{name: getattr(cell, name) for name in names},
-        "sweep": sweep.name,
-        "settings": canonical(cell.settings),
-        "data": sweep.data.source,
-        "preset": sweep.preset,
-        "budget": sweep.budget,
-        "front_digest": workshop.card(cell.front_model).digest,
-        "end_digest": workshop.card(cell.end_model).digest,
-        "raystitch_version": __version__,
-        "torch_version": str(torch.__version__),
-        "device": str(workshop.device),
-    }
-
-
-def _outcome(found: Finished) -> Row:
-    """A row's columns that say how the cell ended."""
-    return {
-        "status": "failed" if found.error else "ok",
-        "error": found.error,
-        "epochs": found.epochs,
-        "steps": found.steps,
-        "seconds": found.seconds,
-        "stop_reason": found.stop_reason,
-        "loss_init": found.loss_init,
-        "loss": found.curve[-1] if found.curve else None,
-        "curve": list(found.curve),
-        "agreement_init": found.agreement_init,
-        **found.scores,
-    }

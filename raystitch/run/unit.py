@@ -14,7 +14,8 @@ import polars as pl
 
 from raystitch.errors import CellError
 from raystitch.results.store import CellStore
-from raystitch.run.bench import Bench, Row, failed_rows
+from raystitch.run.bench import Bench
+from raystitch.run.rows import Row, failed_rows
 from raystitch.run.states import Digests, StateStore
 from raystitch.run.work import UnitReport, UnitWork
 from raystitch.run.workshop import Workshop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,11 +18,13 @@ from raystitch.data.images import LabelledImages
 from raystitch.data.markers import PlantedMarker, plant
 from raystitch.data.sources import SourceFacts
 from raystitch.errors import RaystitchError, StorageError
+from raystitch.run.activation_cache import ActivationCache, default_folder
+from raystitch.run.activations import ActivationSets, Frozen
 from raystitch.run.image_sets import Images, ImageShardSpec, build_shard, load, open_source
 from raystitch.run.planning import Context
 from raystitch.run.process import prepare
 from raystitch.settings import Data, Marker
-from raystitch.sweep.keys import untrained_twin
+from raystitch.sweep.keys import dump, untrained_twin
 from raystitch.zoo import artifacts
 from raystitch.zoo.cuts import CutNetwork
 from raystitch.zoo.models import Network, build, freeze
@@ -51,6 +54,17 @@ class Workshop:
         self.test_images = lru_cache(3)(self._test_images)
         self.own_split = lru_cache(2)(self._own_split)
         self.sources: dict[Data, Catalogue] = {}
+        execution, compute = context.sweep.execution, context.sweep.compute
+        folder = execution.cache_folder
+        self.activations = ActivationSets(
+            ActivationCache(
+                default_folder() if folder is None else Path(folder), execution.cache_bytes
+            ),
+            execution.activation_bytes,
+            execution.flops_per_byte,
+            compute,
+            self.device,
+        )
 
     @cached_property
     def train_split(self) -> LabelledImages:
@@ -146,6 +160,17 @@ class Workshop:
 
     def _cut_network(self, model: str) -> CutNetwork:
         return CutNetwork(self.network(model))
+
+    def frozen(self, model: str, bn: Literal["eval", "batch"] = "eval") -> Frozen:
+        """The network as its answers are kept: known by all that they depend on."""
+        identity = {
+            "digest": self.card(model).digest,
+            "compute": dump(self._compute(bn).of_iris()),
+            "torch": str(torch.__version__),
+            "device": self.device.type,
+            "threads": torch.get_num_threads(),
+        }
+        return Frozen(self.lean_network(model, bn), identity)
 
     def _lean_network(self, model: str, bn: Literal["eval", "batch"] = "eval") -> CutNetwork:
         """The network whose halves compute as the sweep's settings say.

@@ -81,6 +81,15 @@ def estimate(
     return Cost(stitch * kept, flops)
 
 
+def worth_keeping(bytes_read: int, flops: int, flops_per_byte: float) -> bool:
+    """Whether what frozen networks answer is to be kept: to compute it takes longer than to read.
+
+    bytes_read, flops: of one pass over the images; flops_per_byte: what a worker computes in the
+    time in which it reads a byte that is kept.
+    """
+    return flops > flops_per_byte * bytes_read
+
+
 def total(costs: Iterable[Cost]) -> Cost:
     """The cost of units run one after another: the most bytes at once, the sum of FLOPs."""
     found = list(costs)

@@ -25,7 +25,24 @@ class Execution(Settings):
     activation_bytes: Whole = Field(
         default=2 * 2**30,
         ge=0,
-        description="Bytes of activations a worker keeps; the rest is computed again.",
+        description="Bytes of activations a worker keeps in memory; the rest is computed again.",
+    )
+    cache_bytes: Whole = Field(
+        default=8 * 2**30,
+        ge=0,
+        description="Bytes of activations that the workers of a node share in files on its disk, "
+        "what was not used for longest going first (0: none).",
+    )
+    cache_folder: str | None = Field(
+        default=None,
+        description="Where these files lie on every node (when absent, a folder of the user's own "
+        "among its temporary files).",
+    )
+    flops_per_byte: Real = Field(
+        default=10.0,
+        ge=0,
+        description="Activations are kept where computing them takes more floating point "
+        "operations per byte than this: about 10 on CPUs (0: always).",
     )
     slots: Count | None = Field(
         default=None, description="Workers at once (as many as there is room for)."

@@ -8,6 +8,7 @@ outside both times; what our loop keeps to use again is computed inside its time
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ def _relative(one: Tensor, other: Tensor) -> float:
 
 
 def _ours(prepared: work.Prepared) -> dict[str, Trained]:
+    shutil.rmtree(prepared.workshop.activations.cache.folder, ignore_errors=True)
     found: dict[str, Trained] = {}
     for one in prepared.work:
         for epoch in Bench(one, prepared.workshop).run(one.unit.cells, {}):

@@ -68,7 +68,7 @@ def sweep_file(folder: Path, name: str, width: int, threads: int, **changes: Any
         "training": {"schedule": "step", "epochs": 5, "batch": 64, "init_count": 256},
         "iris": IRIS,
         "compute": LEAN,
-        "execution": {"threads": threads, "device": "cpu"},
+        "execution": {"threads": threads, "device": "cpu", "cache_folder": str(folder / "cache")},
         **changes,
     }
     path = folder / f"{name}.yaml"
