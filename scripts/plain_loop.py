@@ -156,14 +156,27 @@ def agreement(front: Hooked, end: Hooked, cut: str, stitch: nn.Module, images: T
 
 
 def synthesise(
-    front: Hooked, cut: str, images: Tensor, start: Tensor, steps: int, lr: float, batch: int
+    front: Hooked,
+    end: Hooked | None,
+    cut: str,
+    images: Tensor,
+    start: Tensor,
+    steps: int,
+    lr: float,
+    batch: int,
 ) -> Tensor:
-    """IRIs by constant sign steps from ``start``: (n, c, h, w) in [0, 1]."""
+    """IRIs by constant sign steps from ``start``: (n, c, h, w) in [0, 1].
+
+    end: run along in each step, as code does that asks the stitched pair for its activations; None
+    to leave it out.
+    """
     made: list[Tensor] = []
     for real, x in zip(images.split(batch), start.split(batch), strict=True):
         for _ in range(steps):
             with torch.no_grad():
                 target = front(real)[1][cut].flatten(1)
+                if end is not None:
+                    end(x)
             x = x.detach().requires_grad_()
             reached = front(x)[1][cut].flatten(1)
             residual = vector_norm(reached - target, dim=1) / vector_norm(target, dim=1)

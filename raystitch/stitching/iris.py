@@ -139,16 +139,12 @@ class _Slots:
         """Give free slots the next images of the queue, each from its own noise."""
         for slot, (position, target) in zip(slots, self.queue, strict=False):
             self.owner[slot], self.taken[slot] = position, 0
-            self.x[slot] = self._start(int(self.images.index[position]))
+            self.x[slot] = start_noise(
+                self.seed, int(self.images.index[position]), self.images.shape
+            )
             self.target[slot], self.norm[slot] = target, vector_norm(target)
             self.best[slot] = torch.inf
             self.rule.reset(slot)
-
-    def _start(self, index: int) -> Tensor:
-        """Uniform noise over [0, 1), 24 bits a pixel, from the seed and the image's index."""
-        words = scramble(derive("iri", self.seed), index, np.arange(prod(self.images.shape)))
-        noise = (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-        return torch.from_numpy(noise.reshape(self.images.shape))
 
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Residuals (batch,) of the current images and their gradient; the best are remembered."""
@@ -177,6 +173,16 @@ class _Slots:
     def _step(self, gradient: Tensor) -> None:
         self.x = (self.x - self.rule(gradient)).clamp_(0, 1)
         self.taken = [taken + 1 for taken in self.taken]
+
+
+def start_noise(seed: int, index: int, shape: tuple[int, int, int]) -> Tensor:
+    """Uniform noise over [0, 1), (channels, height, width), 24 bits a pixel.
+
+    From the seed of the IRIs and the image's index in its split alone.
+    """
+    words = scramble(derive("iri", seed), index, np.arange(prod(shape)))
+    noise = (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    return torch.from_numpy(noise.reshape(shape))
 
 
 def _targets(

@@ -87,7 +87,7 @@ def _ours(prepared: work.Prepared) -> dict[str, Trained]:
 def _plain(prepared: work.Prepared) -> Callable[[], dict[str, Trained]]:
     """The plain loop over the same cells; its networks and images are made ready here."""
     workshop, training = prepared.workshop, prepared.context.sweep.training
-    front, end = (_hooked(prepared, model) for model in ("net-1", "net-0"))
+    front, end = (work.hooked(prepared, model) for model in ("net-1", "net-0"))
     test = to_unit(workshop.test_images(None).images, workshop.device)
     inputs = {id(one): _inputs(prepared, one) for one in prepared.work}
     labels = torch.from_numpy(workshop.stitch_images(None).labels)
@@ -106,15 +106,6 @@ def _plain(prepared: work.Prepared) -> Callable[[], dict[str, Trained]]:
         return found
 
     return run
-
-
-def _hooked(prepared: work.Prepared, model: str) -> plain_loop.Hooked:
-    network = prepared.workshop.network(model)
-    return plain_loop.Hooked(network, network.net, _paper(prepared, model))
-
-
-def _paper(prepared: work.Prepared, model: str) -> list[str]:
-    return [cut.name for cut in prepared.context.card_of(model).select("paper")]
 
 
 def _inputs(prepared: work.Prepared, one: UnitWork) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import yaml
 from rich.console import Console
 
+import plain_loop
 from raystitch.data import sources
 from raystitch.data.catalogue import Split
 from raystitch.results.store import Storage
@@ -111,3 +113,10 @@ def prepare(file: Path, root: Path) -> Prepared:
     for model in context.networks:
         workshop.cut_network(model)
     return Prepared(context, workshop, runners[0].work)
+
+
+def hooked(prepared: Prepared, model: str) -> plain_loop.Hooked:
+    """A copy of a network as the plain loop wants it, watched at the cuts of the paper."""
+    network = copy.deepcopy(prepared.workshop.network(model))
+    cuts = [cut.name for cut in prepared.context.card_of(model).select("paper")]
+    return plain_loop.Hooked(network, network.net, cuts)
