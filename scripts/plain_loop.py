@@ -167,8 +167,8 @@ def synthesise(
 ) -> Tensor:
     """IRIs by constant sign steps from ``start``: (n, c, h, w) in [0, 1].
 
-    end: run along in each step, as code does that asks the stitched pair for its activations; None
-    to leave it out.
+    end: every image runs through it too, as in code that asks a pair of networks for its
+    activations; None to leave it out.
     """
     made: list[Tensor] = []
     for real, x in zip(images.split(batch), start.split(batch), strict=True):
@@ -176,6 +176,7 @@ def synthesise(
             with torch.no_grad():
                 target = front(real)[1][cut].flatten(1)
                 if end is not None:
+                    end(real)
                     end(x)
             x = x.detach().requires_grad_()
             reached = front(x)[1][cut].flatten(1)

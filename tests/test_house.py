@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "raystitch"
 
 PLAIN = (
-    *("errors", "names", "forms", "settings", "compute", "evaluation", "cards", "lstsq", "files", "seeds"),
+    *("errors", "names", "forms", "settings", "compute", "evaluation", "cards", "lstsq", "files"),
+    "seeds",
 )
 ROOMS = ("data", "zoo", "stitching", "sweep", "results", "run", "cli")
 

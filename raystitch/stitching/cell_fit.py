@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raystitch.errors import CellError
+from raystitch.lstsq import images_for_lstsq
 from raystitch.names import Init
 from raystitch.seeds import derive
 from raystitch.stitching.evaluate import stitched_scores
@@ -23,7 +24,6 @@ from raystitch.stitching.schedules import SCHEDULES
 from raystitch.stitching.state import CellState, adam_tensors, load_adam
 from raystitch.stitching.transforms import (
     Stitch,
-    images_for_lstsq,
     start_identity,
     start_lstsq,
     start_random,

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from raystitch.cards import MAP_KINDS, CutCard, refusal
 from raystitch.errors import CellError
-from raystitch.lstsq import images_for_lstsq as images_for_lstsq
 from raystitch.lstsq import shortage, unknowns
 from raystitch.names import Init, Kind
 from raystitch.stitching.alignment import aligned

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from raystitch.compute import Compute
 from raystitch.errors import choices
 from raystitch.evaluation import Evaluation, Representation, Robust
 from raystitch.settings import (
@@ -42,6 +43,7 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("variants", "*", "training"): Training,
     ("variants", "*", "training_of", "*"): Training,
     ("variants", "*", "iris"): Iris,
+    ("compute",): Compute,
     ("evaluation",): Evaluation,
     ("evaluation", "robust"): Robust,
     ("evaluation", "representation"): Representation,
