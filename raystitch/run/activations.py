@@ -34,6 +34,9 @@ from raystitch.zoo.pixels import to_unit
 COMPUTE_BATCH = 128
 """Images per forward pass of a frozen network."""
 
+CACHE_VERSION = 1
+"""Part of every key: raised when halves come to answer otherwise."""
+
 LOGITS = ""
 """In place of a cut's name: what the network answers in the end."""
 
@@ -220,7 +223,8 @@ class ActivationSets:
         return _Wanted(place, content_key(name), (len(images), *shape), dtype, last)
 
     def _identity(self, network: Frozen, images: LabelledImages) -> dict[str, Any]:
-        return {"network": dict(network.identity), "images": images.digest}
+        identity = {"version": CACHE_VERSION, "network": dict(network.identity)}
+        return {**identity, "images": images.digest}
 
     def _mapped(
         self, network: Frozen, wanted: Sequence[_Wanted], images: LabelledImages
