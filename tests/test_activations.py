@@ -14,12 +14,12 @@ from raystitch.data.images import LabelledImages
 from raystitch.run.activation_cache import ActivationCache
 from raystitch.run.activations import (
     COMPUTE_BATCH,
-    LOGITS,
     ActivationSets,
     Frozen,
     Kept,
     Recomputed,
 )
+from raystitch.sweep.keeping import LOGITS
 from raystitch.zoo.cuts import CutNetwork
 from raystitch.zoo.models import build, freeze
 

@@ -26,7 +26,7 @@ from raystitch.data.images import LabelledImages
 from raystitch.run.activation_cache import ActivationCache, Entry
 from raystitch.stitching.evaluate import Answers
 from raystitch.stitching.objectives import Answer
-from raystitch.sweep.estimate import worth_keeping
+from raystitch.sweep.keeping import LOGITS, pass_flops, worth_keeping
 from raystitch.sweep.keys import content_key
 from raystitch.zoo.cuts import CutNetwork, Tail
 from raystitch.zoo.pixels import to_unit
@@ -36,9 +36,6 @@ COMPUTE_BATCH = 128
 
 CACHE_VERSION = 1
 """Part of every key: raised when halves come to answer otherwise."""
-
-LOGITS = ""
-"""In place of a cut's name: what the network answers in the end."""
 
 Network = Callable[[Tensor], Answer]
 """Images (batch, channels, height, width) in [0, 1] -> the network's answer."""
@@ -192,11 +189,9 @@ class ActivationSets:
         needed = [self._wanted(network, place, images) for place in places]
         further = [place for place in along if place not in places]
         wanted = needed + [self._wanted(network, place, images) for place in further]
-        flops = _flops(network.card, places)
+        flops = pass_flops(network.card, places) * len(images)
         held: dict[str, _Held] = {}
-        if worth_keeping(
-            sum(one.bytes for one in needed), flops * len(images), self.flops_per_byte
-        ):
+        if worth_keeping(sum(one.bytes for one in needed), flops, self.flops_per_byte):
             for tier in (self._mapped, self._in_memory) if shared else (self._in_memory,):
                 missing = [one for one in wanted if one.place not in held]
                 held |= tier(network, missing, images) if missing else {}
@@ -286,13 +281,6 @@ class ActivationSets:
                 if one.dtype != torch.float32:
                     errors[one] = max(errors[one], _relative(rows, rows.to(one.dtype).float()))
         return errors
-
-
-def _flops(card: NetworkCard, places: Sequence[str]) -> int:
-    """FLOPs per image of a pass that answers at these places."""
-    if LOGITS in places or len(places) > 1:
-        return card.flops
-    return card.cut(places[0]).flops
 
 
 def _relative(value: Tensor, rounded: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raystitch.data.images import LabelledImages
 from raystitch.names import Augment
-from raystitch.run.activations import LOGITS, Frozen, Network, Recomputed, answering
+from raystitch.run.activations import Frozen, Network, Recomputed, answering
 from raystitch.run.iri_sets import read_set, set_figures
 from raystitch.run.iri_specs import IriSetSpec
 from raystitch.run.measures import Measures, Shared
@@ -28,6 +28,7 @@ from raystitch.stitching.objectives import Answer
 from raystitch.stitching.protocols import PROTOCOLS, noise_images
 from raystitch.stitching.state import CellState
 from raystitch.sweep.cells import Cell
+from raystitch.sweep.keeping import LOGITS, taps
 from raystitch.zoo.augment import training_images
 from raystitch.zoo.cuts import Front, Tail
 from raystitch.zoo.modes import private_copy
@@ -301,5 +302,4 @@ class Bench:
 
 def _taps(model: str, cells: Sequence[Cell]) -> tuple[str, ...]:
     """The cuts that the cells of one end compare."""
-    of_end = [cell for cell in cells if cell.end_model == model]
-    return tuple(dict.fromkeys(cut for cell in of_end for cut in (cell.end_cut, *cell.fula_cuts)))
+    return taps(cell for cell in cells if cell.end_model == model)

@@ -19,6 +19,7 @@ from raystitch.results.store import Reading, Storage, find_cells, read_cells
 from raystitch.run.planning import Context, Plan, Say, load_sweep, make_plan
 from raystitch.sweep.cells import Cell, Status, counts
 from raystitch.sweep.estimate import Cost, estimate, total
+from raystitch.sweep.keeping import keeping
 from raystitch.sweep.keys import iri_keys
 from raystitch.sweep.resume import EXPLAINED, why
 
@@ -137,10 +138,30 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     found = cost(plan)
     yield counted_line(plan.context.sweep.name, counts(plan.statuses))
     yield f"units pending: {len(plan.units)}"
-    yield f"activations of the largest unit: {in_bytes(found.activation_bytes)}"
+    yield from _keeping_lines(plan)
     yield f"work at most: {in_flops(found.flops)}"
     missing = [model for model, digest in plan.digests.items() if digest is None]
     yield f"networks not stored yet: {_listed(missing)}"
+
+
+def _keeping_lines(plan: Plan) -> Iterator[str]:
+    """What is kept of frozen networks' answers, and what is computed whenever it is asked for."""
+    context = plan.context
+    sweep, facts = context.sweep, context.facts
+    found = keeping(plan.units, sweep, context.cards, facts.train, facts.test)
+    shared, own = in_bytes(found.shared_bytes), in_bytes(found.own_bytes)
+    execution = sweep.execution
+    yield (
+        f"activations on real images: {shared} in files that a node's workers share "
+        f"(`cache_bytes`: {in_bytes(execution.cache_bytes)})"
+    )
+    yield (
+        f"activations on a unit's own images: {own} in a worker's memory at most "
+        f"(`activation_bytes`: {in_bytes(execution.activation_bytes)})"
+    )
+    if found.again:
+        less = f"less than `flops_per_byte`: {execution.flops_per_byte:g}"
+        yield f"computed again each time ({less}): {_listed(found.again)}"
 
 
 def standing_lines(found: Standing) -> Iterator[str]:

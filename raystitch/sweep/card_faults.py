@@ -69,6 +69,12 @@ def _mode_faults(sweep: Sweep, cards: Mapping[str, NetworkCard]) -> Iterator[Fau
     trainings = sweep.trainings()
     dropout = any(training.dropout for training in trainings)
     batch = any(training.bn == "batch" for training in trainings)
+    if sweep.compute.compile and (dropout or batch):
+        yield Fault(
+            "compute.compile",
+            "a compiled half cannot change its mode; use it with `bn: eval` and `dropout: false` "
+            "in `training` (preset `published` asks for others), or leave it out",
+        )
     for entry in dict.fromkeys(model.entry for model in sweep.used_models().values()):
         card = cards.get(entry)
         if card is None:

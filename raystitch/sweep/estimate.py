@@ -48,8 +48,8 @@ def estimate(
     """
     sweep = sweep.varied(unit.variant)
     training = sweep.training_under(unit.protocol)
-    stitch = _at_most(sweep.stitch_images, train_images)
-    test = _at_most(sweep.test_images, test_images)
+    stitch = at_most(sweep.stitch_images, train_images)
+    test = at_most(sweep.test_images, test_images)
     models = sweep.models()
     front = cards[models[unit.front_model].entry].cut(unit.front_cut)
     ends = {cell.end_model: cards[models[cell.end_model].entry] for cell in unit.cells}
@@ -77,17 +77,8 @@ def estimate(
         flops += test * whole
         robust = sweep.evaluation.robust
         if robust is not None and cell.control is None:
-            flops += 2 * (robust.steps + 1) * 2 * whole * _at_most(robust.images, test)
+            flops += 2 * (robust.steps + 1) * 2 * whole * at_most(robust.images, test)
     return Cost(stitch * kept, flops)
-
-
-def worth_keeping(bytes_read: int, flops: int, flops_per_byte: float) -> bool:
-    """Whether what frozen networks answer is to be kept: to compute it takes longer than to read.
-
-    bytes_read, flops: of one pass over the images; flops_per_byte: what a worker computes in the
-    time in which it reads a byte that is kept.
-    """
-    return flops > flops_per_byte * bytes_read
 
 
 def total(costs: Iterable[Cost]) -> Cost:
@@ -98,7 +89,8 @@ def total(costs: Iterable[Cost]) -> Cost:
     )
 
 
-def _at_most(wanted: int | None, there: int) -> int:
+def at_most(wanted: int | None, there: int) -> int:
+    """How many images are taken of those there."""
     return there if wanted is None else min(wanted, there)
 
 
