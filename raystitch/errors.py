@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pydantic_core import PydanticCustomError
+if TYPE_CHECKING:
+    from pydantic_core import PydanticCustomError
 
 REFUSED = "raystitch"
 """The pydantic error type of a refusal: its context holds ``field`` and ``sentence``."""
@@ -68,6 +70,8 @@ class SweepFileError(RaystitchError):
 
 def refuse(sentence: str, field: str = "") -> PydanticCustomError:
     """The error for a model to raise; ``field`` is the faulty field of that model."""
+    from pydantic_core import PydanticCustomError  # here: the help needs errors, and no pydantic
+
     return PydanticCustomError(REFUSED, "{sentence}", {"sentence": sentence, "field": field})
 
 

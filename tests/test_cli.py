@@ -105,9 +105,27 @@ def five_faults(folder):
 
 def test_help_loads_nothing_heavy():
     heavy = ("torch", "ray", "polars", "pyarrow", "numpy")
+    # Typer reads the arguments of a command by pydantic, and its help alone without.
     for command in ([], *([name] for name in COMMANDS)):
-        found = script(*command, "--help", block=heavy)
+        more = ("pydantic", "pydantic_core") if not command else ()
+        found = script(*command, "--help", block=(*heavy, *more))
         assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("plan", "--why"), ("query", "SELECT key FROM cells"), ("statistics",), ("status",)]
+)
+def test_what_is_stored_is_shown_without_torch_ray_or_pandas(command, done):
+    """Pandas comes with Ray, and loads with some calls of pyarrow that need none of it."""
+    _, path, storage = done
+    name, *more = command
+    what = () if name == "status" else (path if name == "plan" else "tiny",)
+    traced = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    found = script(name, *what, *more, "--storage", storage, env=traced)
+    assert found.returncode == 0, found.stderr
+    loaded = {line.split("|")[-1].strip() for line in found.stderr.splitlines()}
+    assert "polars" in loaded
+    assert loaded.isdisjoint({"torch", "ray", "pandas"})
 
 
 @pytest.mark.parametrize("command", COMMANDS)

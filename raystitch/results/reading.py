@@ -19,7 +19,7 @@ from raystitch.files import TEMPORARY
 from raystitch.results.row_files import NEEDED, ForeignError, seal_of, unsealed
 from raystitch.results.schema import CELL_SCHEMA, COLUMNS
 
-TYPES = pl.DataFrame(pl.from_arrow(CELL_SCHEMA.empty_table())).schema
+TYPES = pl.Schema(CELL_SCHEMA)
 """The declared columns with their types in Polars."""
 
 MEASURED = ("key", "front_digest", "end_digest")
