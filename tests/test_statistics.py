@@ -49,6 +49,16 @@ def test_mean_deviation_number_and_intervals_over_stitch_seeds() -> None:
     assert got.warnings == ()
 
 
+def test_the_order_of_rows_moves_no_figure() -> None:
+    """Without a plan neither: an interval is drawn, and draws follow an order."""
+    rng = np.random.default_rng(0)
+    rows = [cell(agreement=float(a), seed=seed) for seed, a in enumerate(rng.uniform(0, 99, 9))]
+    found = [
+        statistics(frame(*(rows[n] for n in order))).frame for order in (range(9), range(8, -1, -1))
+    ]
+    assert found[0].equals(found[1])
+
+
 def test_one_seed_has_no_deviation_and_no_interval() -> None:
     row = only(statistics(frame(cell(agreement=80.0))).frame)
     assert [row[name] for name in ("mean", "sd", "low", "high")] == [80, None, None, None]

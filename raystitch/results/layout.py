@@ -26,13 +26,14 @@ def laid_out(
 
     cells: one row per key, as `CellStore.read` gives them. planned: the current plan, a frame with
     ``key``, `PLACE` and the cut indices; only its keys count, and a cell that variants share stands
-    under each of them. Without it the rows themselves are the plan, their pairs in natural order.
+    under each of them. Without it the rows themselves are the plan, their pairs in natural order
+    and the rows of a pair as they come.
     Raises `RaystitchError` where two cells share a place.
     """
     place = ["key", *PLACE, "front_cut_index", "end_cut_index"]
     if planned is None:
         check_places(cells)
-        return _by_pair(cells).select(*place, *columns)
+        return _by_pair(cells.select(*place, *columns))
     plan = planned.select(place)
     check_places(cells.join(plan, on="key", how="semi"))
     outcome = cells.select("key", *columns)
@@ -40,7 +41,7 @@ def laid_out(
 
 
 def _by_pair(cells: pl.DataFrame) -> pl.DataFrame:
-    """The rows with pairs in natural order."""
+    """The rows with pairs in natural order, within a pair as they come."""
     pairs = cells.select(PAIR).unique().rows()
     ordered = sorted(pairs, key=lambda pair: [natural("" if v is None else str(v)) for v in pair])
     types = {name: cells.schema[name] for name in PAIR}
@@ -48,5 +49,4 @@ def _by_pair(cells: pl.DataFrame) -> pl.DataFrame:
     ranks = cells.select(PAIR).join(
         ranked, on=PAIR, how="left", nulls_equal=True, maintain_order="left"
     )
-    order = pl.DataFrame([ranks["_rank"], cells["key"]]).select(pl.arg_sort_by("_rank", "key"))
-    return cells[order.to_series()]
+    return cells[ranks.select(pl.arg_sort_by("_rank", maintain_order=True)).to_series()]

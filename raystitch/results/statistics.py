@@ -62,7 +62,8 @@ def statistics(
     Raises `RaystitchError` as `check_names` does, and where two rows claim one place.
     """
     check_names(show, by, metric)
-    rows = laid_out(cells, planned, tuple(dict.fromkeys((metric, *_BEHIND))))
+    # By key: the draws behind an interval follow the order of rows, which is not to be chance's.
+    rows = laid_out(cells.sort("key"), planned, tuple(dict.fromkeys((metric, *_BEHIND))))
     value = pl.when(GOOD).then(pl.col(metric).cast(pl.Float64).fill_nan(None))
     rows = rows.with_columns(
         *_labels(by), GOOD.alias("there"), value.alias("value"), metric=pl.lit(metric)

@@ -99,19 +99,25 @@ def render(summary: Summary) -> Rendered:
 
 def _wide(merged: pl.DataFrame, good: pl.Expr, pairings: list[tuple[str, str]]) -> pl.DataFrame:
     """One row per pair and cut, pairs in order of appearance, cuts in data order."""
+    place = (*PAIR, *CUTS)
+    agreement = pl.col("agreement").filter(good)
+    over_seeds = merged.group_by(*place, "objective", "protocol", maintain_order=True).agg(
+        pl.col("_row").min(),
+        agreement.mean(),
+        agreement.std().alias("_sd"),
+        # The seeds share their test images, so averaging over seeds does not lessen this error.
+        pl.col("agreement_sem").filter(good).mean().alias("_sem"),
+        good.sum().cast(pl.Int32).alias("_seeds"),
+        pl.len().cast(pl.Int32).alias("_planned"),
+    )
     values: list[pl.Expr] = []
     for objective, protocol in pairings:
         here = (pl.col("objective") == objective) & (pl.col("protocol") == protocol)
         name = f"{objective}_{protocol}"
-        values += [
-            pl.col("agreement").filter(here & good).mean().alias(name),
-            pl.col("agreement").filter(here & good).std().alias(f"{name}_sd"),
-            # The seeds share their test images, so averaging over seeds does not lessen this error.
-            pl.col("agreement_sem").filter(here & good).mean().alias(f"{name}_sem"),
-            (here & good).sum().cast(pl.Int32).alias(f"{name}_seeds"),
-            here.sum().cast(pl.Int32).alias(f"{name}_planned"),
-        ]
-    rows = merged.group_by(*PAIR, *CUTS, maintain_order=True).agg(pl.col("_row").min(), *values)
+        values += [pl.col("agreement").filter(here).first().alias(name)]
+        values += [pl.col(n).filter(here).first().alias(f"{name}{n}") for n in ("_sd", "_sem")]
+        values += [pl.col(n).filter(here).sum().alias(f"{name}{n}") for n in ("_seeds", "_planned")]
+    rows = over_seeds.group_by(*place, maintain_order=True).agg(pl.col("_row").min(), *values)
     rows = rows.with_columns(pl.col("_row").min().over(PAIR))
     return rows.sort("_row", "front_cut_index", "end_cut_index").drop("_row")
 

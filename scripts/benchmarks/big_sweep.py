@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,29 +125,33 @@ def table(cells: Sequence[Cell], digests: dict[str, str], seed: int) -> pa.Table
 
 
 class Parts:
-    """Seconds of the parts of some work, by name, in their order."""
+    """Seconds of the parts of some work, by name, in their order: of the clock and of all cores."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
 
     def timed(self, name: str, call: Callable[[], T]) -> T:
         """What the call returns, its seconds kept under that name."""
-        began = perf_counter()
+        began, cpu_began = perf_counter(), process_time()
         found = call()
         self.seconds[name] = perf_counter() - began
+        self.cpu_seconds[name] = process_time() - cpu_began
         return found
 
     def show(self, title: str, json_file: Path | None, **more: Any) -> None:
         """Print the seconds, the peak memory and what else was found; write them to the file."""
-        whole = sum(self.seconds.values())
-        grid = Table(title, "seconds")
-        for name, seconds in (*self.seconds.items(), ("together", whole)):
-            grid.add_row(name, f"{seconds:.2f}")
+        sums = sum(self.seconds.values()), sum(self.cpu_seconds.values())
+        grid = Table(title, "seconds", "of CPU")
+        for name, seconds in self.seconds.items():
+            grid.add_row(name, f"{seconds:.2f}", f"{self.cpu_seconds[name]:.2f}")
+        grid.add_row("together", *(f"{seconds:.2f}" for seconds in sums))
         console = Console(width=100)
         console.print(grid)
         found = {"peak_mebibytes": round(peak_mebibytes()), **more}
         console.print(", ".join(f"{name} {value}" for name, value in found.items()))
-        write_json({"seconds": self.seconds, "together": whole, **found}, json_file)
+        both = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        write_json({**both, "together": sums[0], **found}, json_file)
 
 
 def peak_mebibytes() -> float:
