@@ -52,11 +52,11 @@ def estimate(
     test = at_most(sweep.test_images, test_images)
     models = sweep.models()
     front = cards[models[unit.front_model].entry].cut(unit.front_cut)
-    ends = {cell.end_model: cards[models[cell.end_model].entry] for cell in unit.cells}
-    kept = front.bytes + sum(
-        _target_bytes((cell for cell in unit.cells if cell.end_model == name), card)
-        for name, card in ends.items()
-    )
+    of_end: dict[str, list[Cell]] = {}
+    for cell in unit.cells:
+        of_end.setdefault(cell.end_model, []).append(cell)
+    ends = {name: cards[models[name].entry] for name in of_end}
+    kept = front.bytes + sum(_target_bytes(of_end[name], card) for name, card in ends.items())
     iri_steps = sweep.iris.steps if unit.protocol in IRI_PROTOCOLS else 0
     answers = front.flops + sum(card.flops for card in ends.values())
     epochs = training.epochs * sweep.budget
