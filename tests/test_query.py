@@ -10,7 +10,9 @@ import polars as pl
 import pytest
 
 from raystitch.errors import RaystitchError
-from raystitch.results.query import FORMATS, format_frame, query
+from raystitch.results.query import FORMATS, columns, format_frame, query
+from raystitch.results.reading import TYPES
+from raystitch.results.schema import COLUMNS
 
 CELLS = pl.DataFrame(
     {
@@ -22,6 +24,25 @@ CELLS = pl.DataFrame(
         "finished_at": [datetime(2026, 1, 1, 12, tzinfo=UTC)] * 3,
     }
 )
+
+
+@pytest.mark.parametrize(
+    ("sql", "wanted"),
+    [
+        ("SELECT key FROM cells WHERE seed > 1 ORDER BY agreement", {"key", "seed", "agreement"}),
+        ("SELECT a.key FROM cells a JOIN cells b ON a.unit = b.sweep", {"key", "unit", "sweep"}),
+        ("WITH m AS (SELECT MAX(seed) AS s FROM cells) SELECT s FROM m", {"seed"}),
+        ("SELECT * FROM cells", set(COLUMNS)),
+    ],
+)
+def test_the_columns_of_a_statement_are_those_it_looks_at(sql: str, wanted: set[str]) -> None:
+    assert set(columns(sql)) == wanted
+
+
+def test_rows_are_counted_though_no_column_is_asked_for() -> None:
+    sql = "SELECT COUNT(*) AS n FROM cells"
+    rows = pl.DataFrame({name: [None] * 3 for name in columns(sql)}, schema_overrides=TYPES)
+    assert query(rows, sql).rows() == [(3,)]
 
 
 def test_the_table_is_called_cells() -> None:

@@ -124,7 +124,8 @@ def query(
     from raystitch.run.status import rows_of
 
     fmt = sql_query.known_format(fmt)
-    rows = rows_of(run, open_storage(storage), every=every, say=say)
+    wanted = sql_query.columns(sql)
+    rows = rows_of(run, open_storage(storage), every=every, say=say, columns=wanted)
     warn(rows.warnings)
     _print(sql_query.format_frame(sql_query.query(rows.frame, sql), fmt))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, get_args
 
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from raystitch.errors import RaystitchError, choices
+from raystitch.results.reading import TYPES
 
 Format = Literal["table", "csv", "json", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -24,10 +26,30 @@ def query(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
 
     `RaystitchError` says what is wrong with the statement and lists the columns there are.
     """
+    return _answered(frame, sql, frame.columns)
+
+
+def columns(sql: str) -> tuple[str, ...]:
+    """The columns of the rows that a statement looks at: all that must be read to answer it.
+
+    Raises as `query` does. Polars is asked: the statement is run over rows of which there are none.
+    """
+    wanted: dict[str, None] = {}
+
+    def no_rows(names: list[str] | None, *_: Any) -> Iterator[pl.DataFrame]:
+        chosen = list(TYPES) if names is None else names
+        wanted.update(dict.fromkeys(chosen))
+        yield pl.DataFrame(schema={name: TYPES[name] for name in chosen})
+
+    _answered(register_io_source(no_rows, schema=TYPES), sql, list(TYPES))
+    return tuple(wanted)
+
+
+def _answered(table: pl.DataFrame | pl.LazyFrame, sql: str, known: Sequence[str]) -> pl.DataFrame:
     try:
-        return pl.SQLContext({TABLE: frame}).execute(sql, eager=True)
+        return pl.SQLContext({TABLE: table}).execute(sql, eager=True)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise RaystitchError(_sentence(error, frame.columns)) from error
+        raise RaystitchError(_sentence(error, known)) from error
 
 
 def known_format(fmt: str) -> Format:
@@ -57,12 +79,12 @@ def format_frame(frame: pl.DataFrame, fmt: str = "table") -> str | bytes:
 _UNKNOWN = re.compile(r"(?:unable to find column|no column named) [\"'](?P<name>[^\"']+)[\"']")
 
 
-def _sentence(error: Exception, columns: Sequence[str]) -> str:
+def _sentence(error: Exception, known: Sequence[str]) -> str:
     # Polars adds its resolved plan after an empty line: of no use to whoever wrote the SQL.
     reason = str(error).strip().split("\n\n")[0].rstrip(".")
     unknown = _UNKNOWN.search(reason)
     if unknown:
-        reason = f"there is no such column: {choices(unknown['name'], columns)}"
+        reason = f"there is no such column: {choices(unknown['name'], known)}"
     stop = "" if reason.endswith("?") else "."
     return f"the query failed: {reason}{stop} It takes one SELECT from the table called {TABLE}."
 

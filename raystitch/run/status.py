@@ -84,16 +84,20 @@ def cost(plan: Plan) -> Cost:
     )
 
 
-def rows_of(run: str, storage: Storage, *, every: bool, say: Say) -> Reading:
+def rows_of(
+    run: str, storage: Storage, *, every: bool, say: Say, columns: Collection[str] | None = None
+) -> Reading:
     """The rows of a sweep's current plan, under the plan's names; all that are stored if ``every``.
 
-    run: a sweep's name under the storage, or the path of a folder with rows. Rows in a folder that
-    belongs to no sweep have no plan: all are taken, which is said.
+    columns: these at least, if given. run: a sweep's name under the storage, or the path of a
+    folder with rows. Rows in a folder that belongs to no sweep have no plan: all are taken, which
+    is said.
     """
     if not every:
-        return planned_rows(run, storage, say)[0]
+        return planned_rows(run, storage, say, columns)[0]
     found = _sweep_of(run, storage)
-    return read_cells(found[0].cells(found[1]) if found else find_cells(run, storage))
+    folder = found[0].cells(found[1]) if found else find_cells(run, storage)
+    return read_cells(folder, columns=columns)
 
 
 def planned_rows(
@@ -101,12 +105,14 @@ def planned_rows(
 ) -> tuple[Reading, pl.DataFrame | None]:
     """The rows of a sweep's current plan, and how it lays them out; None where there is no plan.
 
-    run: as for `rows_of`. columns: these alone, where there is a plan; else all.
+    run, columns: as for `rows_of`.
     """
     found = _sweep_of(run, storage)
     if found is None:
         say(f"{run} belongs to no stored sweep: every row in it is taken")
-        return read_cells(find_cells(run, storage)), None
+        # Rows of several plans may claim one place: their settings tell what they differ in.
+        wanted = None if columns is None else {*columns, "settings"}
+        return read_cells(find_cells(run, storage), columns=wanted), None
     plan = stored_plan(found[1], found[0], say)
     reading = plan.read(columns)
     return Reading(reading.frame, (*plan.stored.warnings, *reading.warnings)), plan.layout
