@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -275,6 +277,37 @@ def test_a_failure_is_final_until_it_is_retried_and_a_good_row_mends_it():
     ):
         assert subtract(cells, both, DIGESTS) == ["done"]
         assert subtract(cells, both, DIGESTS, retry_failed=True) == ["done"]
+
+
+@pytest.mark.parametrize("retry_failed", [True, False])
+def test_subtraction_is_what_it_says_of_each_cell(retry_failed: bool) -> None:
+    """Against its sentence, cell by cell: rows of other networks, several under one key, none."""
+    draw = random.Random(0)
+    cells = plan(pairs="all")
+    digests = {"clean-0": "d0", "clean-1": "d1", "shortcut-2": None}
+    stored = [
+        (draw.choice(cells).key, *draw.choices(["d0", "d1", "gone", None], k=2), status)
+        for status in draw.choices(["ok", "failed"], k=4000)
+    ]
+    names = ("key", "front_digest", "end_digest", "status")
+    frame = pl.DataFrame(stored, schema=names, orient="row")
+    wanted = []
+    for cell in cells:
+        own = digests[cell.front_model], digests[cell.end_model]
+        found = {s for key, *of, s in stored if key == cell.key and tuple(of) == own}
+        found = set() if None in own else found
+        failed = "pending" if retry_failed else "failed"
+        wanted.append("done" if "ok" in found else failed if found else "pending")
+    assert len(set(wanted)) == 3 - retry_failed
+    assert subtract(cells, frame, digests, retry_failed=retry_failed) == wanted
+
+
+def test_cycles_are_sought_again_after_a_plan_and_after_one_that_fails() -> None:
+    plan()
+    assert gc.isenabled()
+    with pytest.raises(RaystitchError):
+        expand(planning.sweep(cuts="nowhere"), planning.cards(), planning.IMAGES)
+    assert gc.isenabled()
 
 
 def test_a_unit_is_all_pending_cells_of_one_front_cut_protocol_and_seed():

@@ -162,6 +162,9 @@ def test_rows_stand_under_the_names_of_the_plan(storage, tmp_path):
     names = ("front_model", "end_model")
     assert again.plan.rows.select(names).rows() == [("web-1", "web-0")]
     assert again.plan.rows.drop(names).equals(first.plan.rows.drop(names))
+    few = ("agreement", "end_model", "settings")
+    wanted = again.plan.rows.select(name for name in again.plan.rows.columns if name in few)
+    assert again.plan.read(few).frame.equals(wanted)
     # New cells of it are run, under that name too.
     more = sweeping.write(tmp_path, **small | {"cuts": ["blocks.2"]}, zoo=zoo, pairs=pairs)
     added = sweeping.run(more, storage.root)
