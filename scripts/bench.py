@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 
-from benchmarks import iri, overhead, plan, query, stitch
+from benchmarks import engine, iri, overhead, plan, query, scale, stitch
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
@@ -27,6 +27,8 @@ def main() -> None:
 app.command("stitch")(stitch.main)
 app.command("iri")(iri.main)
 app.command("overhead")(overhead.main)
+app.command("engine")(engine.main)
+app.command("scale")(scale.main)
 app.command("plan")(plan.main)
 app.command("query")(query.main)
 

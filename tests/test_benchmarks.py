@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.timeline import Timeline
+from raystitch.run.work import UnitReport
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
 
 
-def figures(tmp_path: Path, *command: str) -> dict[str, Any]:
+def figures(tmp_path: Path, *command: str) -> Any:
     path = tmp_path / "figures.json"
     line = [sys.executable, str(SCRIPT), *command, "--json", str(path)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
@@ -32,3 +37,35 @@ def test_query(tmp_path: Path) -> None:
     assert (got["rows"], got["files"], got["missing"], got["sums_right"]) == (2000, 20, 0, True)
     assert {"read rows", "long table", "dense tensor", "summary"} <= set(got["seconds"])
     assert got["peak_mebibytes"] > 50
+
+
+def test_engine(tmp_path: Path) -> None:
+    got = figures(tmp_path, "engine", "--units", "4", "--epochs", "2")
+    assert got["units"] >= 4
+    idle = sum(got[part] for part in ("start", "between_epochs", "between_units", "end"))
+    assert idle + got["computing"] == pytest.approx(got["slots"] * got["wall"])
+    assert got["overhead"] == pytest.approx(idle / got["computing"])
+    assert 0 < got["driver_cpu_share"] < 1
+
+
+def test_scale(tmp_path: Path) -> None:
+    sleeping, ending = figures(
+        tmp_path, "scale", "--units", "2", "--slots", "1", "--seconds", "0.5"
+    )
+    assert sleeping["parts"]["computing"] == pytest.approx(1.0, abs=0.3)
+    assert 0.5 < sleeping["parts"]["busy"] < 1
+    assert ending["epochs_per_second"] > sleeping["epochs_per_second"]
+
+
+def test_where_the_time_of_slots_goes() -> None:
+    moments = iter([1.0, 3.0, 3.0, 6.0, 9.0])
+    timeline = Timeline(clock=lambda: next(moments))
+    for unit, epoch, seconds in (("a", 0, 1.0), ("a", 1, 1.5), ("b", 0, 2.0), ("b", 1, 3.0)):
+        timeline(UnitReport(unit, 0, epoch, live=1, done=False, stored=0, seconds=seconds))
+    timeline(UnitReport("c", 0, 0, live=0, done=True, stored=0, seconds=4.0))
+    # One slot: a from 0 to 3, c from 5 to 9; the other: b from 1 to 6.
+    parts = timeline.parts(2)
+    assert (parts.wall, parts.units, parts.computing) == (9.0, 3, 11.5)
+    assert (parts.start, parts.between_epochs, parts.between_units, parts.end) == (1, 0.5, 2, 3)
+    assert parts.busy == pytest.approx((8 / 10) * (11.5 / 12))
+    assert parts.overhead == pytest.approx(6.5 / 11.5)

@@ -9,7 +9,6 @@ sweep that goes on plans anew and takes away what is stored.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,13 +50,8 @@ class TrainUnit(tune.Trainable):
         return here()
 
     def step(self) -> dict[str, Any]:
-        began = time.monotonic()
         report = next(self.reports, None)
-        if report is None:
-            return {"done": True}
-        rate = 1 / max(time.monotonic() - began, 1e-9)
-        told = {"live": report.live, "epochs_per_second": rate}
-        return {**told, "done": report.done, "report": asdict(report)}
+        return {"done": True} if report is None else told(report)
 
     def _take(self, config: dict[str, Any]) -> None:
         from raystitch.run.unit import run_unit
@@ -65,7 +59,14 @@ class TrainUnit(tune.Trainable):
         self.reports = run_unit(ray.get(self.work[config["number"]]), self.workshop)
 
 
-class _Heard(tune.Callback):
+def told(report: UnitReport) -> dict[str, Any]:
+    """A report as the result of a trial's step."""
+    rate = 1 / max(report.seconds, 1e-9)
+    metrics = {"live": report.live, "epochs_per_second": rate}
+    return {**metrics, "done": report.done, "report": asdict(report)}
+
+
+class Heard(tune.Callback):
     """What the driver hears of trials; it ends those that are silent for too long."""
 
     def __init__(self, work: Sequence[UnitWork], on_report: OnReport, limit_seconds: float) -> None:
@@ -143,9 +144,11 @@ def run_units(
     """
     execution = context.sweep.execution
     for tries in reversed(range(execution.retries + 1)):
-        heard = _Heard(work, on_report, execution.progress_seconds)
+        heard = Heard(work, on_report, execution.progress_seconds)
         try:
-            _round(work, context, cluster, heard)
+            stored = [ray.put(one) for one in work]
+            trainable = tune.with_parameters(TrainUnit, context=context, work=stored)
+            one_round(work, trainable, cluster, heard)
         except EngineError:
             yield from (left for _, left in heard.lost)
             raise
@@ -157,13 +160,9 @@ def run_units(
         work = [one for one, _ in heard.lost]
 
 
-def _round(work: Sequence[UnitWork], context: Context, cluster: Cluster, heard: _Heard) -> None:
-    """Train each unit once."""
-    stored = [ray.put(one) for one in work]
-    trainable = tune.with_resources(
-        tune.with_parameters(TrainUnit, context=context, work=stored),
-        {"cpu": cluster.cpus, "gpu": cluster.gpus},
-    )
+def one_round(work: Sequence[Any], trainable: Any, cluster: Cluster, heard: Heard) -> None:
+    """Train each unit once; a trial knows its unit by the ``number`` in its config."""
+    trainable = tune.with_resources(trainable, {"cpu": cluster.cpus, "gpu": cluster.gpus})
     with tempfile.TemporaryDirectory(prefix="raystitch-tune-") as folder:
         tuner = tune.Tuner(
             trainable,

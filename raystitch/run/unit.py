@@ -29,7 +29,11 @@ States = Mapping[str, CellState]
 
 def run_unit(work: UnitWork, workshop: Workshop) -> Iterator[UnitReport]:
     """Train what is pending of a unit; a report after every epoch, when its rows are stored."""
-    return _UnitRun(work, workshop).reports()
+    reports = _UnitRun(work, workshop).reports()
+    began = time.monotonic()
+    for report in reports:
+        yield replace(report, seconds=time.monotonic() - began)
+        began = time.monotonic()
 
 
 class _UnitRun:

@@ -86,7 +86,8 @@ class UnitReport:
 
     live: cells still in training; stored: cells that have their row, whoever stored it; failed:
     failed rows of this epoch; latest, agreement: of its last row; resumed: told once, before the
-    first epoch: the epoch of the saved state that cells go on from; done: nothing follows.
+    first epoch: the epoch of the saved state that cells go on from; done: nothing follows; seconds:
+    that the unit's worker took for it, storing included.
     """
 
     unit: str
@@ -99,6 +100,7 @@ class UnitReport:
     latest: str = ""
     agreement: float | None = None
     resumed: int | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
