@@ -21,6 +21,9 @@ from raystitch.cli import app
 from raystitch.names import OBJECTIVES
 from raystitch.results.query import FORMATS
 from raystitch.results.store import Storage
+from raystitch.run import calibration
+from raystitch.run.planning import load_sweep, make_plan
+from raystitch.run.status import cost
 
 COMMANDS = ("sweep", "plan", "check", "status", "cuts", "query", "statistics", "schema")
 TINY = {
@@ -328,6 +331,35 @@ def test_plan_counts(done):
     assert "units pending: 4" in other
     assert "MiB" in other or "KiB" in other
     assert "FLOP" in other
+
+
+def test_plan_tells_hours_and_cost_by_the_rate_of_a_slot(tmp_path, monkeypatch):
+    path, root = sweeping.write(tmp_path, **TINY), tmp_path / "runs"
+    context = load_sweep(path, Storage(root))
+    flops = cost(make_plan(context)).flops
+    found = calibration.Calibration(flops / 7200, 2, "a network")
+    monkeypatch.setattr(calibration, "calibrate", lambda context: found)
+    options = ("plan", path, "--storage", root, "--calibrate")
+    assert "hours at most, on 2 slots: 1 (" in call(*options).output
+    said = call(*options, "--slots", 8, "--price", 3).output
+    assert "hours at most, on 8 slots: 0.25 (" in said
+    assert "cost at most: 0.75 at 3 an hour" in said
+    refused = call("plan", path, "--storage", root, "--price", 3)
+    assert refused.exit_code == 2
+    assert "they need --calibrate" in refused.output
+
+
+def test_calibration_measures_the_largest_network_of_a_sweep(tmp_path):
+    small = {"arch": "raystitch/cnn5", "recipe": "untrained", "seeds": [0]}
+    large = small | {"arch": "raystitch/resnet18_cifar", "kwargs": {"width": 8}}
+    pairs = [{"front": f"{name}-0", "end": f"{name}-0"} for name in ("small", "large")]
+    changes = {"zoo": {"small": small, "large": large}, "pairs": pairs, "cuts": "blocks"}
+    path = sweeping.write(tmp_path, **TINY | changes)
+    context = load_sweep(path, Storage(tmp_path / "runs"))
+    found = calibration.calibrate(context)
+    assert "resnet18_cifar in batches of" in found.measured_on
+    assert 1e7 < found.rate < 1e14
+    assert found.hours(found.rate * 3600 * found.slots) == pytest.approx(1)
 
 
 def test_plan_runs_nothing(tmp_path):

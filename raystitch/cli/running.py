@@ -83,6 +83,17 @@ def plan(
     why: Annotated[
         bool, typer.Option("--why", help="Say why cells are not done: one line per reason.")
     ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Say hours at most, by a measurement of seconds.")
+    ] = False,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of so many slots (else those of this machine)."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="PER_HOUR", help="Of an hour of all slots: says the cost."),
+    ] = None,
     storage: Root = DEFAULT_STORAGE,
     limit_images: LimitImages = None,
     max_epochs: MaxEpochs = None,
@@ -92,14 +103,18 @@ def plan(
     Cells done, failed and pending, units of work, the bytes of the largest unit's activations, and
     FLOPs were every cell to train for all its epochs. With --why also the reasons: never ran,
     failed and how, a network that was made anew, or which setting differs from the nearest stored
-    cell.
+    cell. With --calibrate the hours that this takes at most, from the rate at which a slot of this
+    machine runs the sweep's largest network.
 
     \b
     raystitch plan sweeps/quickstart.yaml --why
+    raystitch plan sweeps/quickstart.yaml --calibrate --slots 64 --price 3.50
 
     \b
     Exit codes: 0 planned; 1 the storage is damaged; 2 the sweep file has faults (all are listed).
     """
+    if not calibrate and (slots is not None or price is not None):
+        raise RaystitchError("--slots and --price tell of hours: they need --calibrate.")
     from raystitch.run.planning import load_sweep, make_plan
     from raystitch.run.status import plan_lines, reason_lines
 
@@ -110,6 +125,12 @@ def plan(
     warn(found.stored.warnings)
     for line in [*plan_lines(found), *(reason_lines(found) if why else ())]:
         typer.echo(line)
+    if calibrate:
+        from raystitch.run.calibration import calibrate as measure
+        from raystitch.run.calibration import hour_lines
+
+        for line in hour_lines(found, measure(context), slots, price):
+            typer.echo(line)
 
 
 @app.command()

@@ -75,7 +75,7 @@ class Cluster:
     """
 
     slots: int
-    cpus: int
+    cpus: float
     gpus: float
     device: str
 
@@ -134,6 +134,18 @@ def usable_cpus() -> int:
     return max(1, int(min(allowed, get_num_cpus())))
 
 
+def slots_here(execution: Execution, device: str, gpus: int) -> int:
+    """Slots of a Ray of our own on this machine, which has so many GPUs."""
+    here = {"CPU": float(_own_cpus(execution)), "GPU": float(gpus)}
+    room = _slots(here, execution.threads, execution.gpus_per_unit if device == "cuda" else 0.0)
+    return max(1, min(room, execution.slots or room))
+
+
+def _own_cpus(execution: Execution) -> int:
+    """CPUs of a Ray of our own: at least those of the workers that are asked for."""
+    return max(usable_cpus(), execution.threads * (execution.slots or 1))
+
+
 def _start(execution: Execution) -> None:
     if os.environ["RAY_AUTH_MODE"] != "token":
         raise EngineError(
@@ -145,12 +157,11 @@ def _start(execution: Execution) -> None:
     raylet.Config.initialize("")
     assert raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
     make_token()
-    wanted = execution.threads * (execution.slots or 1)
     try:
         with _muted():
             ray.init(
                 address="local",
-                num_cpus=max(usable_cpus(), wanted),
+                num_cpus=_own_cpus(execution),
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=False,
