@@ -9,7 +9,7 @@ import vectors
 from raystitch import names
 from raystitch.cards import CutCard
 from raystitch.errors import CellError
-from raystitch.stitching.objectives import OBJECTIVES, Answer
+from raystitch.stitching.objectives import OBJECTIVES, Answer, relative_distance
 from raystitch.stitching.transforms import Stitch
 
 VECTORS = vectors.load()
@@ -128,3 +128,21 @@ def test_gradient_of_the_stitch_equals_finite_differences(objective, kind):
             assert float(gradient.view(-1)[i]) == pytest.approx(
                 (above - below) / (2 * step), abs=1e-7
             )
+
+
+def test_the_gradient_of_a_relative_distance_is_autograds_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(3, 4, 5, 5, generator=generator, dtype=torch.float64) for _ in range(2)]
+    stitched, target = drawn[0].requires_grad_(), drawn[1]
+    (found,) = torch.autograd.grad(3 * relative_distance(stitched, target, "cut"), stitched)
+    plain = 3 * (torch.linalg.vector_norm(stitched - target) / torch.linalg.vector_norm(target))
+    (wanted,) = torch.autograd.grad(plain, stitched)
+    assert torch.equal(found, wanted)
+    assert torch.autograd.gradcheck(lambda s: relative_distance(s, target, "cut"), (stitched,))
+
+
+def test_the_gradient_of_a_distance_of_zero_is_zero() -> None:
+    target = torch.ones(2, 3)
+    stitched = target.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(relative_distance(stitched, target, "cut"), stitched)
+    assert torch.equal(gradient, torch.zeros(2, 3))

@@ -127,7 +127,8 @@ class _Held:
     entry: Entry | None = None
 
     def rows(self, positions: Tensor, device: torch.device) -> Tensor:
-        found = self.array[positions.to(self.array.device)]
+        # Rows are copied whole: several times as fast as general indexing.
+        found = self.array.index_select(0, positions.to(self.array.device))
         if found.device != device:
             found = found.pin_memory().to(device, non_blocking=True)
         found = found.float()

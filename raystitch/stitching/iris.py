@@ -149,9 +149,17 @@ class _Slots:
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Residuals (batch,) of the current images and their gradient; the best are remembered."""
         x = self.x.requires_grad_()
-        residual = vector_norm((self.front(x) - self.target).flatten(1), dim=1) / self.norm
-        (gradient,) = torch.autograd.grad(residual.sum(), x)
-        self.x, residual = x.detach(), residual.detach()
+        activation = self.front(x)
+        with torch.no_grad():
+            difference = activation - self.target
+            distance = vector_norm(difference.flatten(1), dim=1)
+            residual = distance / self.norm
+            # The residual's gradient as autograd has it, in fewer passes over memory.
+            each = (-1, *[1] * (difference.dim() - 1))
+            divisor = torch.where(distance > 0, distance, 1)
+            towards = (difference / divisor.view(each)).mul_((1 / self.norm).view(each))
+        (gradient,) = torch.autograd.grad(activation, x, towards)
+        self.x = x.detach()
         if self.settings.keep == "best":
             better = residual < self.best
             self.best[better] = residual[better]
