@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
 def figures(tmp_path: Path, *command: str) -> Any:
     path = tmp_path / "figures.json"
     line = [sys.executable, str(SCRIPT), *command, "--json", str(path)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text("utf-8"))
 
@@ -69,3 +69,24 @@ def test_where_the_time_of_slots_goes() -> None:
     assert (parts.start, parts.between_epochs, parts.between_units, parts.end) == (1, 0.5, 2, 3)
     assert parts.busy == pytest.approx((8 / 10) * (11.5 / 12))
     assert parts.overhead == pytest.approx(6.5 / 11.5)
+
+
+@pytest.mark.parametrize(("command", "cells"), [("stitch", 16), ("iri", 2)])
+@pytest.mark.timeout(300)
+def test_training_against_the_plain_loop(tmp_path: Path, command: str, cells: int) -> None:
+    """Equal work with equal results; how fast is not a test's affair."""
+    comparisons = figures(tmp_path, command, "--short", "--threads", "1")
+    fields = {"ratio", "ours_seconds", "plain_seconds", "cells", "max_difference", "raw"}
+    for one in comparisons:
+        assert fields <= set(one)
+        assert one["cells"] == cells
+        assert one["ratio"] == pytest.approx(one["plain_seconds"] / one["ours_seconds"])
+    if command == "stitch":
+        (one,) = comparisons
+        assert one["more"]["agreement_points"] == one["max_difference"] < 0.2
+        # So few steps of Adam tell the sign of a gradient near 0 from noise no better.
+        assert one["more"]["weights_relative"] < 1e-2
+    else:
+        published, front_alone, lean = comparisons
+        assert published["max_difference"] == front_alone["max_difference"] == 0
+        assert lean["more"]["share_within_one_grey_level"] > 0.9

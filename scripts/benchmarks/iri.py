@@ -31,17 +31,15 @@ Pixels = NDArray[np.uint8]
 
 def main(
     full: Annotated[bool, typer.Option("--full", help="The whole width, 64.")] = False,
-    short: Annotated[bool, typer.Option("--short", help="Two steps, two cuts: a trial.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="A tiny trial.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Sign steps.")] = 30,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = os.cpu_count() or 1,
     json_file: JsonFile = None,
 ) -> None:
     """Make IRIs: truncated front and target once, against whole networks in each step."""
-    width, cuts = (
-        64 if full else 16,
-        [work.CUTS[5], work.CUTS[9]] if short else [*work.CUTS.values()],
-    )
+    width, images = (4, 64) if short else (64 if full else 16, 256)
+    cuts = [work.CUTS[cut] for cut in ((5, 9) if short else work.CUTS)]
     steps, repeats = (2, 1) if short else (steps, repeats)
     jobs = (
         ("as published", {}, True),
@@ -57,7 +55,7 @@ def main(
                 "protocols": ["standard"],
                 "compute": compute,
             }
-            file = work.sweep_file(Path(folder), "iri", width, threads, **changes)
+            file = work.sweep_file(Path(folder), "iri", width, threads, images, **changes)
             prepared = work.prepare(file, Path(folder) / "runs")
             figures.append(_compare(name, prepared, cuts, with_end=with_end, repeats=repeats))
     show(figures, json_file)

@@ -40,20 +40,20 @@ class Trained:
 
 def main(
     full: Annotated[bool, typer.Option("--full", help="The whole width, 64.")] = False,
-    short: Annotated[bool, typer.Option("--short", help="One epoch, two cuts: a trial.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="A tiny trial.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = os.cpu_count() or 1,
     json_file: JsonFile = None,
 ) -> None:
     """Train stitches: our unit loop and the plain loop on the same cells."""
-    width = 64 if full else 16
+    width, images = (4, 64) if short else (64 if full else 16, 256)
     jobs = [("cuts 1 3 5 7 9, 20 steps", 5, [*work.CUTS]), ("cut 5, 200 steps", 50, [5])]
     figures: list[Any] = []
-    for name, epochs, cuts in [("cuts 5 9, 4 steps", 1, [5, 9])] if short else jobs:
-        training = {"schedule": "step", "epochs": epochs, "batch": 64, "init_count": 256}
+    for name, epochs, cuts in [("cuts 5 9, 1 step", 1, [5, 9])] if short else jobs:
+        training = {"schedule": "step", "epochs": epochs, "batch": 64, "init_count": images}
         changes = {"training": training, "cuts": [work.CUTS[cut] for cut in cuts]}
         with tempfile.TemporaryDirectory() as folder:
-            file = work.sweep_file(Path(folder), "stitch", width, threads, **changes)
+            file = work.sweep_file(Path(folder), "stitch", width, threads, images, **changes)
             prepared = work.prepare(file, Path(folder) / "runs")
             figures.append(_compare(name, prepared, 1 if short else repeats))
     show(figures, json_file)

@@ -47,11 +47,21 @@ def digits_at_32(folder: Path) -> Path:
     return path
 
 
-def sweep_file(folder: Path, name: str, width: int, threads: int, **changes: Any) -> Path:
-    """Two seeds of a ResNet-18 of that width, briefly trained, the second stitched to the first."""
+def sweep_file(
+    folder: Path, name: str, width: int, threads: int, images: int = 256, **changes: Any
+) -> Path:
+    """Two seeds of a ResNet-18 of that width, briefly trained, the second stitched to the first.
+
+    images: of training and of test; what is in ``changes`` replaces fields of the file.
+    """
     values = {
         "name": name,
-        "data": {"source": "npz", "path": str(digits_at_32(folder)), "train": 256, "test": 256},
+        "data": {
+            "source": "npz",
+            "path": str(digits_at_32(folder)),
+            "train": images,
+            "test": images,
+        },
         "zoo": {
             "net": {
                 "arch": "raystitch/resnet18_cifar",
