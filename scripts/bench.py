@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 
-from benchmarks import engine, iri, overhead, plan, query, scale, stitch
+from benchmarks import engine, iri, overhead, plan, query, quickstart, scale, stitch, stopping
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
@@ -31,6 +31,8 @@ app.command("engine")(engine.main)
 app.command("scale")(scale.main)
 app.command("plan")(plan.main)
 app.command("query")(query.main)
+app.command("stopping")(stopping.main)
+app.command("quickstart")(quickstart.main)
 
 if __name__ == "__main__":
     app()

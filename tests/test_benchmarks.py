@@ -90,3 +90,25 @@ def test_training_against_the_plain_loop(tmp_path: Path, command: str, cells: in
         published, front_alone, lean = comparisons
         assert published["max_difference"] == front_alone["max_difference"] == 0
         assert lean["more"]["share_within_one_grey_level"] > 0.9
+
+
+def test_stopping(tmp_path: Path) -> None:
+    got = figures(tmp_path, "stopping", "--cells", "2", "--limit-images", "32")
+    rows = got["rows"]
+    assert (got["cells"], len(rows)) == (2, 2)
+    changes = [abs(row["longer"]["agreement"] - row["as_is"]["agreement"]) for row in rows]
+    assert (got["largest_change"], got["mean_change"]) == (max(changes), sum(changes) / 2)
+    assert got["steps_saved"] > 2
+    # The same training until the first fall of the learning rate, after 3 epochs at the earliest.
+    assert all(row["longer"]["curve"][:3] == row["as_is"]["curve"][:3] for row in rows)
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    (got,) = figures(tmp_path, "quickstart", "--short", "--limit-images", "32")
+    more = got["more"]
+    assert (got["cells"], more["failed_cells"]) == (11, 0)
+    # One batch an epoch, and no cell stops before 30 of them.
+    assert more["steps"] >= 11 * 30
+    # The same steps on the same inputs; paths of sign steps part where a gradient is near 0.
+    assert more["agreement_points_on_the_same_inputs"] < 0.5
+    assert 0 < more["plain_seconds_of_iris"] < got["plain_seconds"]

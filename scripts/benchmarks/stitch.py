@@ -25,7 +25,6 @@ from benchmarks.report import JsonFile, alternate, compared, show
 from raystitch.run.bench import Bench
 from raystitch.run.iri_sets import read_set
 from raystitch.run.work import UnitWork
-from raystitch.seeds import derive
 from raystitch.settings import Training
 from raystitch.zoo.pixels import to_unit
 
@@ -95,7 +94,7 @@ def _plain(prepared: work.Prepared) -> Callable[[], dict[str, Trained]]:
     def run() -> dict[str, Trained]:
         found: dict[str, Trained] = {}
         for one in prepared.work:
-            images, order = inputs[id(one)], _order(len(labels), one.unit.seed)
+            images, order = inputs[id(one)], work.order(len(labels), one.unit.seed)
             for cell in one.unit.cells:
                 plain = plain_loop.Cell(cell.end_cut, cell.objective, cell.fula_cuts)
                 stitch = plain_loop.train(
@@ -112,14 +111,6 @@ def _inputs(prepared: work.Prepared, one: UnitWork) -> Tensor:
     real = prepared.workshop.stitch_images(None)
     iris = None if one.iri_set is None else read_set(one.iri_set, prepared.context).images
     return to_unit((iris or real).images, prepared.workshop.device)
-
-
-def _order(count: int, seed: int) -> Callable[[int], Tensor]:
-    def order(epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derive("stitch order", seed, epoch))
-        return torch.randperm(count, generator=generator)
-
-    return order
 
 
 def _recipe(training: Training) -> plain_loop.Recipe:

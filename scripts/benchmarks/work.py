@@ -1,34 +1,40 @@
-"""The work that benchmarks of training share: a narrow ResNet-18 on the digits at 32 × 32."""
+"""The work that benchmarks of training share: a narrow ResNet-18 at 32 × 32, and the quickstart."""
 
 from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from rich.console import Console
+from torch import Tensor
 
 import plain_loop
 from raystitch.data import sources
 from raystitch.data.catalogue import Split
 from raystitch.results.store import Storage
+from raystitch.run.iri_specs import IriShardSpec
 from raystitch.run.local import LocalRunner
 from raystitch.run.pipeline import run_sweep
 from raystitch.run.planning import Context, Say, load_sweep
 from raystitch.run.progress import Reporter
-from raystitch.run.work import Left, OnReport, UnitWork
+from raystitch.run.work import BuiltShard, Left, OnReport, UnitWork
 from raystitch.run.workshop import Workshop
+from raystitch.seeds import derive
 from raystitch.settings import Data
 
 CUTS = {1: "relu", 3: "layer1.1", 5: "layer2.1", 7: "layer3.1", 9: "layer4.1"}
 """Those of the paper, by their number."""
 
 IRIS = {"rule": "sign", "lr": 1 / 255, "steps": 20, "tolerance": 0.0}
+
+QUICKSTART = Path(__file__).parents[2] / "sweeps" / "quickstart.yaml"
 
 LEAN = {"layout": "channels_last", "fold_bn": True}
 
@@ -88,12 +94,28 @@ def sweep_file(
     return path
 
 
-class _Prepares(LocalRunner):
-    """Makes all that stitches need, and hands them over instead of training them."""
+def quickstart_file(folder: Path, **changes: Any) -> Path:
+    """The quickstart with these fields changed, on CPUs, its activations kept in the folder."""
+    values = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
+    execution = {**values["execution"], "device": "cpu", "cache_folder": str(folder / "cache")}
+    path = folder / "quickstart.yaml"
+    path.write_text(yaml.safe_dump({**values, "execution": execution, **changes}), "utf-8")
+    return path
 
-    def __init__(self, context: Context) -> None:
+
+class _Prepares(LocalRunner):
+    """Makes all that stitches need, and hands them over instead of training them.
+
+    iris: IRIs too, else images and networks alone.
+    """
+
+    def __init__(self, context: Context, *, iris: bool) -> None:
         super().__init__(context)
+        self.iris = iris
         self.work: list[UnitWork] = []
+
+    def build_shards(self, specs: Sequence[IriShardSpec]) -> Iterator[BuiltShard]:
+        return super().build_shards(specs) if self.iris else iter(())
 
     def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         self.work = list(work)
@@ -109,24 +131,45 @@ class Prepared:
     work: list[UnitWork]
 
 
-def prepare(file: Path, root: Path) -> Prepared:
-    """Make all that the stitches of a sweep need, untimed; networks are loaded and cut already."""
+def prepare(
+    file: Path, root: Path, *, limit_images: int | None = None, iris: bool = True
+) -> Prepared:
+    """Make all that the stitches of a sweep need, untimed; networks are loaded and cut already.
+
+    limit_images: at most so many of each split; iris: False to leave the IRIs to be made.
+    """
     runners: list[_Prepares] = []
 
     def start(context: Context, say: Say) -> _Prepares:
-        runners.append(_Prepares(context))
+        runners.append(_Prepares(context, iris=iris))
         return runners[0]
 
-    context = load_sweep(file, Storage(root), say=lambda text: None)
-    run_sweep(context, Reporter(Console(file=io.StringIO())), start=start)
+    context = load_sweep(file, Storage(root), limit_images=limit_images, say=lambda text: None)
+    run_sweep(context, silent(), start=start)
     workshop = runners[0].workshop
     for model in context.networks:
         workshop.cut_network(model)
     return Prepared(context, workshop, runners[0].work)
 
 
-def hooked(prepared: Prepared, model: str) -> plain_loop.Hooked:
-    """A copy of a network as the plain loop wants it, watched at the cuts of the paper."""
+def silent() -> Reporter:
+    """A reporter that nobody hears."""
+    return Reporter(Console(file=io.StringIO()))
+
+
+def hooked(prepared: Prepared, model: str, cuts: Sequence[str] | None = None) -> plain_loop.Hooked:
+    """A copy of a network as the plain loop wants it, watched at these cuts (the paper's)."""
     network = copy.deepcopy(prepared.workshop.network(model))
-    cuts = [cut.name for cut in prepared.context.card_of(model).select("paper")]
+    if cuts is None:
+        cuts = [cut.name for cut in prepared.context.card_of(model).select("paper")]
     return plain_loop.Hooked(network, network.net, cuts)
+
+
+def order(count: int, seed: int) -> Callable[[int], Tensor]:
+    """Epoch from 1 -> the order of images in it, (count,), as our own loop has it."""
+
+    def order(epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive("stitch order", seed, epoch))
+        return torch.randperm(count, generator=generator)
+
+    return order
