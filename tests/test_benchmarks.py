@@ -103,6 +103,7 @@ def test_stopping(tmp_path: Path) -> None:
     assert all(row["longer"]["curve"][:3] == row["as_is"]["curve"][:3] for row in rows)
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     (got,) = figures(tmp_path, "quickstart", "--short", "--limit-images", "32")
     more = got["more"]
