@@ -107,10 +107,11 @@ def _asked(unit: Unit, sweep: Sweep, train_images: int, test_images: int) -> Ite
     given = real if unit.protocol == "standard" else None
     if unit.control is None:
         yield Asked(unit.front_model, (unit.front_cut,), given, train)
+    of_end: dict[str, list[Cell]] = {}
+    for cell in unit.cells:
+        of_end.setdefault(cell.end_model, []).append(cell)
     for marker in dict.fromkeys(cell.test_marker for cell in unit.cells):
         yield Asked(unit.front_model, (unit.front_cut, LOGITS), ("test", marker), test)
-        for end in dict.fromkeys(cell.end_model for cell in unit.cells):
-            yield Asked(end, (LOGITS,), ("test", marker), test)
-    for end in dict.fromkeys(cell.end_model for cell in unit.cells):
-        compared = taps(cell for cell in unit.cells if cell.end_model == end)
-        yield Asked(end, (*compared, LOGITS), given, train)
+        yield from (Asked(end, (LOGITS,), ("test", marker), test) for end in of_end)
+    for end, cells in of_end.items():
+        yield Asked(end, (*taps(cells), LOGITS), given, train)
