@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 
-from benchmarks import engine, iri, overhead, plan, query, quickstart, scale, stitch, stopping
+from benchmarks import engine, iri, overhead, plan, query, quickstart, rules, scale, stitch, stopping
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
@@ -26,6 +26,7 @@ def main() -> None:
 
 app.command("stitch")(stitch.main)
 app.command("iri")(iri.main)
+app.command("rules")(rules.main)
 app.command("overhead")(overhead.main)
 app.command("engine")(engine.main)
 app.command("scale")(scale.main)

@@ -113,3 +113,11 @@ def test_quickstart(tmp_path: Path) -> None:
     # The same steps on the same inputs; paths of sign steps part where a gradient is near 0.
     assert more["agreement_points_on_the_same_inputs"] < 0.5
     assert 0 < more["plain_seconds_of_iris"] < got["plain_seconds"]
+
+
+def test_rules(tmp_path: Path) -> None:
+    found = figures(tmp_path, "rules", "--images", "10", "--steps", "3")
+    assert {(one["cut"], one["rule"]) for one in found} == {
+        (f"blocks.{n}", rule) for n in (0, 2, 4) for rule in ("adam", "sign")
+    }
+    assert all(0 < one["steps"] <= 3 and 0 < one["residual"] < 3 for one in found)
