@@ -14,7 +14,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 
-from benchmarks import engine, iri, overhead, plan, query, quickstart, rules, scale, stitch, stopping
+from benchmarks import (
+    engine,
+    iri,
+    overhead,
+    plan,
+    query,
+    quickstart,
+    rules,
+    scale,
+    stitch,
+    stopping,
+)
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
