@@ -13,13 +13,12 @@ from raystitch.compute import Compute
 from raystitch.data.images import LabelledImages
 from raystitch.run.activation_cache import ActivationCache
 from raystitch.run.activations import (
-    COMPUTE_BATCH,
     ActivationSets,
     Frozen,
     Kept,
     Recomputed,
 )
-from raystitch.sweep.keeping import LOGITS
+from raystitch.sweep.keeping import COMPUTE_BATCH, LOGITS
 from raystitch.zoo.cuts import CutNetwork
 from raystitch.zoo.models import build, freeze
 

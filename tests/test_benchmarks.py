@@ -46,6 +46,8 @@ def test_engine(tmp_path: Path) -> None:
     assert idle + got["computing"] == pytest.approx(got["slots"] * got["wall"])
     assert got["overhead"] == pytest.approx(idle / got["computing"])
     assert 0 < got["driver_cpu_share"] < 1
+    # Other machines have other libraries: they decide most of so small a worker.
+    assert got["planned_bytes"] == pytest.approx(got["peak_bytes"], rel=0.5)
 
 
 def test_scale(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from raystitch.sweep.card_faults import card_faults
 from raystitch.sweep.cells import units
 from raystitch.sweep.keeping import keeping, worth_keeping
 from raystitch.sweep.keys import content_key, iri_identity
+from raystitch.sweep.memory import BASE_BYTES, worker_bytes
 from raystitch.sweep.plan import expand
 
 LEAN = {"layout": "channels_last", "fold_bn": True}
@@ -49,6 +50,19 @@ def test_what_is_sooner_computed_is_named_and_not_counted() -> None:
     assert found.shared_bytes == 360 * 4 * 10
     assert worth_keeping(10, 101, 10)
     assert not worth_keeping(10, 100, 10)
+
+
+def test_the_memory_of_a_worker_is_that_counted_by_hand() -> None:
+    changes = {"cuts": ["blocks.2"], "objectives": ["dm"], "protocols": ["standard"]}
+    sweep, found = planning.sweep(**changes), units(cells(**changes))
+    shape = (3, 16, 16)
+    counted = worker_bytes(found, sweep, planning.cards(), shape, 1437, 360)
+    at = {0: 16 * 16 * 16 * 4, 2: 32 * 8 * 8 * 4, 3: 64 * 4 * 4 * 4, 4: 64 * 4 * 4 * 4}
+    weights, pixels = 4 * 2 * 100_000, 2 * (1437 + 360) * 3 * 16 * 16
+    kept = 512 * 2 * at[2] + 360 * at[2]
+    step = 2 * 128 * (at[2] + at[3] + at[4] + 4 * 64)
+    forward = 3 * 128 * at[0]
+    assert counted == BASE_BYTES + weights + pixels + kept + max(step, forward)
 
 
 def test_a_run_keeps_what_its_plan_counted(tmp_path) -> None:

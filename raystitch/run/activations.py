@@ -26,13 +26,10 @@ from raystitch.data.images import LabelledImages
 from raystitch.run.activation_cache import ActivationCache, Entry
 from raystitch.stitching.evaluate import Answers
 from raystitch.stitching.objectives import Answer
-from raystitch.sweep.keeping import LOGITS, pass_flops, worth_keeping
+from raystitch.sweep.keeping import COMPUTE_BATCH, LOGITS, pass_flops, worth_keeping
 from raystitch.sweep.keys import content_key
 from raystitch.zoo.cuts import CutNetwork, Tail
 from raystitch.zoo.pixels import to_unit
-
-COMPUTE_BATCH = 128
-"""Images per forward pass of a frozen network."""
 
 CACHE_VERSION = 1
 """Part of every key: raised when halves come to answer otherwise."""

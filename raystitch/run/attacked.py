@@ -12,9 +12,10 @@ from torch import Tensor
 
 from raystitch.data.images import LabelledImages
 from raystitch.evaluation import Robust
-from raystitch.run.activations import COMPUTE_BATCH, Network
+from raystitch.run.activations import Network
 from raystitch.stitching.evaluate import EVALUATION_BATCH, stitched_scores
 from raystitch.stitching.objectives import Answer
+from raystitch.sweep.keeping import COMPUTE_BATCH
 from raystitch.zoo.apgd import attack
 from raystitch.zoo.pixels import to_unit
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from raystitch.data.images import LabelledImages
 from raystitch.data.shards import Shard
 from raystitch.evaluation import Evaluation
-from raystitch.run.activations import COMPUTE_BATCH, Network, Recomputed, observed
+from raystitch.run.activations import Network, Recomputed, observed
 from raystitch.run.attacked import evenly, robust_scores
 from raystitch.run.iri_sets import set_figures
 from raystitch.run.workshop import Workshop
@@ -24,6 +24,7 @@ from raystitch.stitching.jobs import Finished, Side, Tail
 from raystitch.stitching.similarity import cka_of_grams, cka_unbiased_of_grams, gram
 from raystitch.stitching.spectrum import spectrum_scores
 from raystitch.sweep.cells import Cell, Unit
+from raystitch.sweep.keeping import COMPUTE_BATCH
 from raystitch.zoo.pixels import to_unit
 
 Row = dict[str, Any]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+import sys
 
 import torch
 
@@ -19,6 +21,12 @@ def prepare(threads: int) -> None:
     # TF32 would round what the CPU does not: rows of one key must not depend on the device so much.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     _keep_freed_memory()
+
+
+def peak_bytes() -> int:
+    """The most memory that this process ever held: resident, with the pages of mapped files."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _keep_freed_memory() -> None:

@@ -21,6 +21,7 @@ from raystitch.sweep.cells import Cell, Status, counts
 from raystitch.sweep.estimate import Cost, estimate, total
 from raystitch.sweep.keeping import keeping
 from raystitch.sweep.keys import iri_keys
+from raystitch.sweep.memory import worker_bytes
 from raystitch.sweep.resume import EXPLAINED, why
 
 NAMED = 3
@@ -84,6 +85,14 @@ def cost(plan: Plan) -> Cost:
     )
 
 
+def planned_memory(plan: Plan) -> int:
+    """Bytes that a worker of the pending units holds at its peak, on a CPU."""
+    context = plan.context
+    facts = context.facts
+    counts = (facts.shape, facts.train, facts.test)
+    return worker_bytes(plan.units, context.sweep, context.cards, *counts)
+
+
 def rows_of(
     run: str, storage: Storage, *, every: bool, say: Say, columns: Collection[str] | None = None
 ) -> Reading:
@@ -145,6 +154,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield counted_line(plan.context.sweep.name, counts(plan.statuses))
     yield f"units pending: {len(plan.units)}"
     yield from _keeping_lines(plan)
+    yield f"memory of a worker on a CPU: about {in_bytes(planned_memory(plan))}"
     yield f"work at most: {in_flops(found.flops)}"
     missing = [model for model, digest in plan.digests.items() if digest is None]
     yield f"networks not stored yet: {_listed(missing)}"

@@ -15,6 +15,7 @@ import polars as pl
 from raystitch.errors import CellError
 from raystitch.results.store import CellStore
 from raystitch.run.bench import Bench
+from raystitch.run.process import peak_bytes
 from raystitch.run.rows import Row, failed_rows
 from raystitch.run.states import Digests, StateStore
 from raystitch.run.work import UnitReport, UnitWork
@@ -32,7 +33,7 @@ def run_unit(work: UnitWork, workshop: Workshop) -> Iterator[UnitReport]:
     reports = _UnitRun(work, workshop).reports()
     began = time.monotonic()
     for report in reports:
-        yield replace(report, seconds=time.monotonic() - began)
+        yield replace(report, seconds=time.monotonic() - began, peak_bytes=peak_bytes())
         began = time.monotonic()
 
 

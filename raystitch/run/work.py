@@ -87,7 +87,8 @@ class UnitReport:
     live: cells still in training; stored: cells that have their row, whoever stored it; failed:
     failed rows of this epoch; latest, agreement: of its last row; resumed: told once, before the
     first epoch: the epoch of the saved state that cells go on from; done: nothing follows; seconds:
-    that the unit's worker took for it, storing included.
+    that the unit's worker took for it, storing included; peak_bytes: most memory its process ever
+    held, by that of the system (resident, mapped files included).
     """
 
     unit: str
@@ -101,6 +102,7 @@ class UnitReport:
     agreement: float | None = None
     resumed: int | None = None
     seconds: float = 0.0
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from raystitch.sweep.spec import Sweep
 LOGITS = ""
 """In place of a cut's name: what a network answers in the end."""
 
+COMPUTE_BATCH = 128
+"""Images per forward pass of a frozen network."""
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

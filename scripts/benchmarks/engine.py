@@ -2,7 +2,8 @@
 
 Wall time goes from the first unit's start in the first worker to the last report. What of the
 slots' time is not in units is told by where it went; the driver's own CPU time slows units on a
-machine whose slots take every CPU, so it is told too.
+machine whose slots take every CPU, so it is told too; and so is a worker's peak of memory, beside
+what the plan said of it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from benchmarks.timeline import Parts, Timeline
 from raystitch.results.store import Storage
 from raystitch.run import runners
 from raystitch.run.pipeline import run_sweep
-from raystitch.run.planning import Context, Say, load_sweep
+from raystitch.run.planning import Context, Say, load_sweep, make_plan
 from raystitch.run.progress import Reporter
+from raystitch.run.status import planned_memory
 from raystitch.run.work import Left, OnReport, Runner, UnitReport, UnitWork
 
 
@@ -50,13 +52,14 @@ class Heard:
     """A runner whose units are heard by a timeline, too."""
 
     def __init__(self, runner: Runner) -> None:
-        self.runner, self.timeline = runner, Timeline()
+        self.runner, self.timeline, self.peak_bytes = runner, Timeline(), 0
         self.make_models, self.build_shards = runner.make_models, runner.build_shards
         self.build_images, self.close = runner.build_images, runner.close
 
     def run_units(self, work: Sequence[UnitWork], on_report: OnReport) -> Iterator[Left]:
         def heard(report: UnitReport) -> None:
             self.timeline(report)
+            self.peak_bytes = max(self.peak_bytes, report.peak_bytes)
             on_report(report)
 
         return self.runner.run_units(work, heard)
@@ -84,13 +87,17 @@ def main(
         file = Path(folder) / "engine.yaml"
         file.write_text(yaml.safe_dump(sweep(units, epochs)), encoding="utf-8")
         context = load_sweep(file, Storage(Path(folder) / "runs"), say=lambda text: None)
+        planned = planned_memory(make_plan(context))
         outcome = run_sweep(context, Reporter(Console(file=io.StringIO())), start=start)
     assert outcome.exit_code == 0
     timeline = found[0].timeline
     parts, driver = timeline.parts(slots[0]), timeline.driver_share
     _show(parts, driver)
+    peak = found[0].peak_bytes
+    mebibytes = f"{peak / 2**20:.0f} MiB, planned: {planned / 2**20:.0f} MiB"
+    typer.echo(f"largest worker: {mebibytes} ({100 * planned / peak - 100:+.0f} %)")
     figures = {"overhead": parts.overhead, "driver_cpu_share": driver, **asdict(parts)}
-    write_json(figures, json_file)
+    write_json({**figures, "peak_bytes": peak, "planned_bytes": planned}, json_file)
 
 
 def _show(parts: Parts, driver: float) -> None:
